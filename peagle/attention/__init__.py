@@ -1,0 +1,1 @@
+"""Attention over paged keys and values: what a step attends to (`metadata`), and how (`backend`, `sdpa`)."""

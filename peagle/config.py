@@ -1,0 +1,200 @@
+"""The engine's configuration: frozen groups, each handed whole to the component that needs it.
+
+Owns names, defaults, ranges and help texts (the command line, the environment and YAML are built from these fields).
+Refuses to know where a value came from, and torch. `None` and "auto" mean "derived at load"; derived values are made
+by `resolve` functions that return new objects, never by changing a frozen one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from peagle.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Dtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
+KVCacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+GraphMode = Literal["auto", "eager", "capture"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def option(default: Any, help_text: str) -> Any:
+    """A configuration field with its help text (shown by `peagle serve --help`)."""
+    return field(default=default, metadata={"help": help_text})
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a size such as `1073741824`, `2GiB` or `500MB`.
+
+    Raises:
+        ConfigError: not a size.
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match.group(2).lower() not in _UNITS:
+        raise ConfigError(f"not a size: {text!r}; write bytes or a unit, such as 2GiB or 500MB")
+    return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
+
+
+def unknown_key_message(key: str, known: list[str], where: str) -> str:
+    """The text of an unknown-key error, naming the nearest known key."""
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known keys: {', '.join(known)}"
+    return f"unknown key {key!r} in {where}{hint}"
+
+
+def _check_choice(name: str, value: str, literal: Any) -> None:
+    if value not in get_args(literal):
+        raise ConfigError(f"{name} must be one of {', '.join(get_args(literal))}; got {value!r}")
+
+
+def _check_min(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which target model, and how it is loaded."""
+
+    model: str = option(
+        DEFAULT_MODEL,
+        "target model: a local directory (safetensors), a .gguf file, a hub id, or the embedded default",
+    )
+    dtype: Dtype = option(
+        "auto",
+        "compute type; auto is packed fp16 weights with float32 arithmetic on CPU, the checkpoint's type on CUDA",
+    )
+    device: Device = option("auto", "where the model runs; auto takes CUDA if there is one")
+    max_model_len: int | None = option(
+        None, "longest sequence (prompt and answer) in tokens; default: the model's own limit, at most 8192"
+    )
+    num_threads: int | None = option(None, "CPU threads of a step; default: the physical cores that are allowed")
+    seed: int = option(0, "seed from which the seeds of requests without one are drawn")
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, Dtype)
+        _check_choice("device", self.device, Device)
+        _check_min("max_model_len", self.max_model_len, 2)
+        _check_min("num_threads", self.num_threads, 1)
+        if not self.model:
+            raise ConfigError("model must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(16, "tokens in a KV block")
+    num_kv_blocks: int | None = option(None, "KV blocks of the target's pool; excludes kv_cache_memory")
+    kv_cache_memory: str | None = option(
+        None, "bytes for the KV pools, such as 2GiB (default: 1GiB on CPU, 85 % of free memory on CUDA)"
+    )
+    kv_cache_dtype: KVCacheDtype = option("auto", "type of cached keys and values; auto is the compute type")
+    enable_prefix_caching: bool = option(True, "share the KV blocks of equal prefixes")
+
+    def __post_init__(self) -> None:
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KVCacheDtype)
+        _check_min("block_size", self.block_size, 1)
+        _check_min("num_kv_blocks", self.num_kv_blocks, 1)
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            raise ConfigError("set num_kv_blocks or kv_cache_memory, not both")
+        if self.kv_cache_memory is not None:
+            parse_bytes(self.kv_cache_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs in a step."""
+
+    max_num_seqs: int = option(32, "most sequences that run at once")
+    max_num_batched_tokens: int = option(512, "token budget of a step: prefill chunks, decodes and drafts together")
+    max_num_queued_reqs: int = option(1024, "most requests that wait; more are refused")
+    scheduling_policy: SchedulingPolicy = option("fcfs", "fcfs, or priority (lower request priority runs first)")
+
+    def __post_init__(self) -> None:
+        _check_choice("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
+        _check_min("max_num_seqs", self.max_num_seqs, 1)
+        _check_min("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_min("max_num_queued_reqs", self.max_num_queued_reqs, 1)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), or some sequence could never decode"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """Speculative decoding, in the keys of vLLM's `--speculative-config`. K = 0 is plain decoding."""
+
+    model: str | None = option(None, "directory of the draft head")
+    method: Literal["eagle3", "peagle"] | None = option(None, "how the head drafts; default: read from the head")
+    num_speculative_tokens: int = option(0, "K: drafts a sequence and step")
+    parallel_drafting: bool | None = option(None, "draft all K tokens in one pass; must be true for a P-EAGLE head")
+
+    def __post_init__(self) -> None:
+        if self.method not in (None, "eagle3", "peagle"):
+            raise ConfigError(f"speculative method must be eagle3 or peagle, got {self.method!r}")
+        if not 0 <= self.num_speculative_tokens <= 32:
+            raise ConfigError(f"num_speculative_tokens must be between 0 and 32, got {self.num_speculative_tokens}")
+        if self.num_speculative_tokens > 0 and self.model is None:
+            raise ConfigError("num_speculative_tokens is set without a draft head: give `model`, its directory")
+        if self.model is not None and self.num_speculative_tokens == 0:
+            raise ConfigError("a draft head is given without num_speculative_tokens: set it, for example to 4")
+        if self.parallel_drafting is False and self.model is not None:
+            raise ConfigError("parallel_drafting false is not served yet: only P-EAGLE heads (parallel) are")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SpecConfig:
+        """Build from the parsed JSON of `--speculative-config`.
+
+        Raises:
+            ConfigError: an unknown key (the nearest known one is named) or a value of the wrong type.
+        """
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(unknown_key_message(key, known, "speculative_config"))
+        wanted = {"model": str, "method": str, "num_speculative_tokens": int, "parallel_drafting": bool}
+        for key, value in values.items():
+            if value is not None and type(value) is not wanted[key]:
+                raise ConfigError(f"speculative_config.{key} must be {wanted[key].__name__}, got {value!r}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphConfig:
+    """Fixed-shape execution of decoding steps."""
+
+    graph_mode: GraphMode = option("auto", "capture CUDA graphs, or run the same fixed shapes eagerly; auto: by device")
+    graph_batch_sizes: tuple[int, ...] | None = option(
+        None, "batch-size buckets, comma-separated; default: every size on CPU, 1,2,4,8,16,... on CUDA"
+    )
+
+    def __post_init__(self) -> None:
+        _check_choice("graph_mode", self.graph_mode, GraphMode)
+        sizes = self.graph_batch_sizes
+        if sizes is not None and (not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes))):
+            raise ConfigError(f"graph_batch_sizes must be increasing positive numbers, got {sizes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All groups. Components get their own group only."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)

@@ -1,0 +1,1 @@
+"""Proposes the next K tokens of each sequence in one pass: the P-EAGLE head, its files and its input."""

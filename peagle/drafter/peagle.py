@@ -1,0 +1,199 @@
+"""The P-EAGLE drafter: every committed token of a step goes through the head, and K drafts come out of the same pass.
+
+Its keys and values live in its own pool, over the whole context of each sequence. A mask slot's key and value are
+placeholders: the next step writes the slot again from a real token and feature before any row can see it, which is why
+rejected drafts need no clean-up.
+
+Owns the head, the pool and the pass. Refuses to know who owns which block, and never writes to a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peagle.attention.backend import AttentionBackend
+from peagle.attention.metadata import AttentionMetadata, QueryGroup
+from peagle.drafter.head import PEagleHead
+from peagle.drafter.inputs import DraftInputs, DraftShape, IntArray, SlotGrid, SlotRules, build_inputs
+from peagle.drafter.interface import NO_TOKEN, DraftBatch, DraftProposal
+from peagle.kv_cache.storage import KVGeometry, KVStorage
+from peagle.sampling.argmax import first_argmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DraftTensors:
+    """`DraftInputs` on the device."""
+
+    token_ids: Tensor  # [T] int64
+    feature_rows: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionMetadata
+    logits_rows: Tensor  # [D, K] int64
+
+
+def kv_geometry(head: PEagleHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
+    """Shape of the head's keys and values; their type is the head's unless given."""
+    return KVGeometry(
+        block_size=block_size,
+        num_kv_heads=head.config.num_key_value_heads,
+        head_dim=head.config.head_dim,
+        dtype=dtype or head.dtype,
+        device=head.device,
+    )
+
+
+class PEagleDrafter:
+    """See `Drafter`.
+
+    Args:
+        head: loaded, and packed if it is to be.
+        attention: backend for the head's layers.
+        num_speculative_tokens: K, at least 1.
+        storage: pool of the head's keys and values, of `kv_geometry` and `head.config.num_hidden_layers` layers.
+        max_model_len: positions from here on are never drafted.
+    """
+
+    def __init__(
+        self,
+        *,
+        head: PEagleHead,
+        attention: AttentionBackend,
+        num_speculative_tokens: int,
+        storage: KVStorage,
+        max_model_len: int,
+    ) -> None:
+        assert num_speculative_tokens >= 1
+        assert len(storage.layers) == head.config.num_hidden_layers
+        self.head = head
+        self.storage = storage
+        self.num_speculative_tokens = num_speculative_tokens
+        self.num_layers = head.config.num_hidden_layers
+        self.aux_layer_ids = head.config.aux_layer_ids
+        self._attention = attention
+        self._rules = SlotRules(
+            num_speculative_tokens=num_speculative_tokens,
+            mask_token_id=head.config.mask_token_id,
+            block_size=storage.block_size,
+            null_slot=storage.null_slot,
+            max_model_len=max_model_len,
+        )
+        self._fused_mask = head.fused_mask().detach()  # [H]
+
+    def propose(self, batch: DraftBatch) -> DraftProposal:
+        """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
+        inputs = self.lay_out(batch)
+        draft_token_ids = self.draft(batch.features, self.to_tensors(inputs))
+        return self.to_proposal(inputs, draft_token_ids)
+
+    def lay_out(self, batch: DraftBatch, shape: DraftShape | None = None) -> DraftInputs:
+        """Host side of a pass; see `build_inputs`."""
+        return build_inputs(batch, self._rules, shape)
+
+    def to_tensors(self, inputs: DraftInputs) -> DraftTensors:
+        """The inputs on the head's device."""
+        positions = [grid.positions.ravel() for grid in inputs.grids]
+        return DraftTensors(
+            token_ids=self._to_device(inputs.token_ids),
+            feature_rows=self._to_device(inputs.feature_rows),
+            positions=self._to_device(np.concatenate(positions) if positions else np.empty(0, dtype=np.int64)),
+            attention=AttentionMetadata(
+                slot_mapping=self._to_device(inputs.slot_mapping),
+                groups=tuple(self._query_group(grid) for grid in inputs.grids),
+            ),
+            logits_rows=self._to_device(inputs.logits_rows),
+        )
+
+    def to_proposal(self, inputs: DraftInputs, draft_token_ids: Tensor) -> DraftProposal:
+        """Drafts [D, K] of a pass, without padding and what nobody asked for."""
+        asked_for = draft_token_ids[: len(inputs.drafting)]
+        unasked = inputs.unasked
+        if unasked.any():
+            asked_for = asked_for.masked_fill(torch.from_numpy(unasked).to(asked_for.device), NO_TOKEN)
+        return DraftProposal(indices=inputs.drafting, draft_token_ids=asked_for)
+
+    @torch.no_grad()
+    def draft(self, features: Tensor, tensors: DraftTensors) -> Tensor:
+        """Write the keys and values of all slots, and draft: [D, K] target token ids.
+
+        Args:
+            features: [num_rows, n_aux * H_t], auxiliary hidden states of the target's rows.
+            tensors: of the pass.
+        """
+        if not tensors.token_ids.numel():
+            return tensors.logits_rows
+        logits = self.draft_logits(features, tensors)  # [D * K, V_d]
+        return self.head.to_target_ids(first_argmax(logits)).view(tensors.logits_rows.shape)
+
+    @torch.no_grad()
+    def draft_logits(self, features: Tensor, tensors: DraftTensors) -> Tensor:
+        """As `draft`, but the logits over the draft vocabulary: [D * K, V_d]."""
+
+        def attend(layer_index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cache = self.storage.layers[layer_index]
+            return self._attention(query, key, value, cache, tensors.attention, scaling=self.head.scaling)
+
+        # A target row that is not finite fails its own request; its NaN must not stay in blocks that others get later.
+        fused = self.head.fuse(features).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        # Behind the fused features of all rows stands that of the mask: one gather serves every slot.
+        fused = torch.cat([fused, self._fused_mask[None]])  # [num_rows + 1, H]
+        hidden = self.head(tensors.token_ids, fused[tensors.feature_rows], tensors.positions, attend)
+        if not tensors.logits_rows.numel():
+            return hidden.new_empty(0, self.head.config.draft_vocab_size)
+        return self.head.logits(hidden[tensors.logits_rows.flatten()])
+
+    def draft_grid(
+        self,
+        features: Tensor,
+        *,
+        token_ids: Tensor,
+        feature_rows: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        logits_rows: Tensor,
+    ) -> Tensor:
+        """As `draft`, for one grid in fixed buffers, with everything derived made inside (a graph can capture it).
+
+        Args:
+            features: [num_rows, n_aux * H_t].
+            token_ids: [num_seqs * width] int64.
+            feature_rows: [num_seqs * width] int64, `num_rows` for mask slots and padding.
+            positions: [num_seqs, width] int64.
+            slot_mapping: [num_seqs * width] int64.
+            block_tables: [num_seqs, num_blocks] int64.
+            logits_rows: [num_seqs, K] int64.
+
+        Returns:
+            [num_seqs, K] target token ids.
+        """
+        group = QueryGroup(
+            first_row=0,
+            positions=positions,
+            block_tables=block_tables,
+            block_size=self.storage.block_size,
+            dtype=self.head.dtype,
+        )
+        tensors = DraftTensors(
+            token_ids=token_ids,
+            feature_rows=feature_rows,
+            positions=positions.flatten(),
+            attention=AttentionMetadata(slot_mapping=slot_mapping, groups=(group,)),
+            logits_rows=logits_rows,
+        )
+        return self.draft(features, tensors)
+
+    def _query_group(self, grid: SlotGrid) -> QueryGroup:
+        return QueryGroup(
+            first_row=grid.first_row,
+            positions=self._to_device(grid.positions),
+            block_tables=self._to_device(grid.block_tables),
+            block_size=self.storage.block_size,
+            dtype=self.head.dtype,
+        )
+
+    def _to_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self.head.device, non_blocking=True)

@@ -1,0 +1,89 @@
+"""From what `--model` says to a directory with a checkpoint.
+
+Owns the four ways to name a model: the embedded default, a directory, a `.gguf` file and a hub id. Reads no weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from peagle.config import DEFAULT_MODEL
+from peagle.errors import ModelLoadError
+from peagle.fetch import cache_dir, convert_default, ensure_default_model
+
+Report = Callable[[str], None]
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def resolve_checkpoint(model: str, report: Report) -> Path:
+    """The directory of a model's checkpoint; fetches or converts it first if it must.
+
+    Args:
+        model: the default's name, a directory, a `.gguf` file or a hub id (`organisation/name`).
+        report: called with one line before anything that takes time.
+
+    Raises:
+        ModelLoadError: there is no such model, or it can't be fetched or converted; says what to do.
+    """
+    if model == DEFAULT_MODEL:
+        return ensure_default_model(report)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(f"{path} has no config.json: give the directory of a transformers checkpoint")
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelLoadError(f"there is no file {path}")
+        return _converted_gguf(path, report)
+    looks_like_a_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if looks_like_a_path:
+        raise ModelLoadError(
+            f"there is no directory {model}: give a checkpoint's directory, a .gguf file, a hub id such as "
+            f"organisation/name, or {DEFAULT_MODEL}"
+        )
+    return _from_hub(model, report)
+
+
+def _converted_gguf(path: Path, report: Report) -> Path:
+    """The checkpoint made of a GGUF file; made once, and again when the file changes."""
+    status = path.stat()
+    stamp = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    name = f"{path.stem}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
+    directory = cache_dir() / "gguf" / name
+    if directory.is_dir():
+        return directory
+    report(f"Converting {path.name}, once ...")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=directory.parent))
+    try:
+        convert_default(path, work)
+        work.chmod(0o755)
+        os.replace(work, directory)
+    except OSError as error:
+        if directory.is_dir():  # another process was faster
+            return directory
+        raise ModelLoadError(f"cannot write {directory}: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return directory
+
+
+def _from_hub(model: str, report: Report) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    report(f"Looking for {model} in the hub's cache, and on the hub ...")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"cannot get {model!r} from the hub ({type(error).__name__}): check the name and the network, or download "
+            "it elsewhere and give its directory"
+        ) from error

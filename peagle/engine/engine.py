@@ -1,0 +1,250 @@
+"""The engine: requests in, one step at a time, outputs out. Synchronous; the thread around it is `async_engine`.
+
+A step is schedule, run, commit, speak. Owns this loop and the isolation of failures: because drafter and verifier only
+propose, a step that raised can be run again, one sequence at a time, and only the sequences that raise on their own
+fail. Refuses to know threads, HTTP and tensors (the runner is given).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from peagle.engine.output_processor import OutputProcessor
+from peagle.errors import ContextLengthError, InvalidParameterError
+from peagle.kv_cache.cache_manager import KVCacheManager
+from peagle.outputs import (
+    ModelRunnerOutput,
+    RequestInput,
+    RequestOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+)
+from peagle.scheduler.scheduler import Scheduler
+from peagle.sequence import FinishReason, Sequence
+from peagle.stats import EngineStats, PrefixCacheStats, SpecDecodeStats
+from peagle.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Executes a scheduled step on the device."""
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run target, verification and drafting; one output per scheduled sequence, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine is made of. Built by `loader`, or by a test."""
+
+    scheduler: Scheduler
+    kv: KVCacheManager
+    runner: Runner
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    num_speculative_tokens: int = 0
+    seed: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+
+class LLMEngine:
+    """Continuous batching over a scheduler, a runner and an output processor."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._clock = parts.clock
+        self._stats = EngineStats(
+            num_kv_blocks=parts.kv.num_blocks,
+            block_size=parts.kv.block_size,
+            spec_decode=SpecDecodeStats.for_depth(parts.num_speculative_tokens),
+        )
+        self._processor = OutputProcessor(parts.tokenizer, self._stats)
+        self._seeds = random.Random(parts.seed)
+        self._seq_ids: dict[str, int] = {}
+        self._request_ids: dict[int, str] = {}
+        self._num_sequences = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        return self._parts.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        """True if a step would do something."""
+        return self._scheduler.has_work
+
+    def check_request(self, request: RequestInput) -> int:
+        """Validate a request against the model; safe to call from any thread.
+
+        Returns:
+            The length in tokens at which the sequence will end.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room, or prompt and max_tokens together do not fit.
+            InvalidParameterError: an empty prompt, or a token id outside the vocabulary.
+        """
+        num_prompt, limit = len(request.prompt_token_ids), self._parts.max_model_len
+        if num_prompt == 0:
+            raise InvalidParameterError("the prompt is empty", param="messages")
+        if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < self._parts.vocab_size:
+            raise InvalidParameterError("the prompt has a token id outside the vocabulary", param="messages")
+        if num_prompt >= limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens, but the prompt has {num_prompt} tokens. "
+                "Shorten the prompt.",
+                param="messages",
+            )
+        max_tokens = request.params.max_tokens
+        if max_tokens is None:
+            return limit
+        if num_prompt + max_tokens > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens, but {num_prompt + max_tokens} tokens were "
+                f"requested ({num_prompt} in the prompt, {max_tokens} for the answer). Shorten the prompt or lower "
+                "max_tokens.",
+                param="messages",
+            )
+        return num_prompt + max_tokens
+
+    def add_request(self, request: RequestInput) -> None:
+        """Admit a request to the waiting queue.
+
+        Raises:
+            RequestError: see `check_request`; also a request id that is under way.
+            EngineOverloadedError: the queue is full.
+        """
+        max_num_tokens = self.check_request(request)
+        if request.request_id in self._seq_ids:
+            raise InvalidParameterError(f"request id {request.request_id!r} is already under way", param="request_id")
+        # Drawn for every request, so that a seedless request does not depend on whether others brought a seed.
+        drawn_seed = self._seeds.getrandbits(63)
+        seq = Sequence(
+            seq_id=self._num_sequences,
+            request_id=request.request_id,
+            token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            params=request.params,
+            seed=drawn_seed if request.params.seed is None else request.params.seed,
+            eos_token_ids=self._parts.tokenizer.eos_token_ids,
+            max_num_tokens=max_num_tokens,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            arrival_time=request.arrival_time or self._clock(),
+        )
+        self._scheduler.add(seq)
+        self._num_sequences += 1
+        self._seq_ids[request.request_id] = seq.seq_id
+        self._request_ids[seq.seq_id] = request.request_id
+        self._processor.add(seq)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request with ABORT and free its blocks; None if it is unknown or has ended."""
+        seq_id = self._seq_ids.get(request_id)
+        return None if seq_id is None else self._end(seq_id, FinishReason.ABORT)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; outputs of every sequence that got tokens or ended."""
+        plan = self._scheduler.schedule()
+        if plan.is_empty:
+            return []
+        self._processor.mark_scheduled([s.seq_id for s in plan.scheduled], self._clock())
+        outputs = self._execute(plan)
+        failed = [
+            self._end(output.seq_id, FinishReason.ERROR, error=output.error)
+            for output in outputs.outputs
+            if output.error is not None
+        ]
+        commits = self._scheduler.update_from_output(plan, outputs)
+        for commit in commits:
+            self._stats.spec_decode.observe(
+                num_draft_tokens=commit.num_draft_tokens, num_accepted_tokens=commit.num_accepted_tokens
+            )
+        now = self._clock()
+        processed = self._processor.process(commits, now)
+        for seq_id in processed.stopped_seq_ids:
+            self._scheduler.finish(seq_id, FinishReason.STOP)
+        for output in processed.outputs:
+            if output.is_finished:
+                self._forget(output.request_id)
+        self._stats.num_steps += 1
+        self._stats.last_step_time = now
+        return [output for output in failed if output is not None] + processed.outputs
+
+    def fail_all(self, error: str) -> list[RequestOutput]:
+        """End every request with ERROR."""
+        ended = [self._end(seq_id, FinishReason.ERROR, error=error) for seq_id in list(self._request_ids)]
+        return [output for output in ended if output is not None]
+
+    def abort_all(self) -> list[RequestOutput]:
+        """End every request with ABORT."""
+        ended = [self._end(seq_id, FinishReason.ABORT) for seq_id in list(self._request_ids)]
+        return [output for output in ended if output is not None]
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters that later steps do not touch."""
+        stats, kv = self._stats, self._parts.kv
+        return replace(
+            stats,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            kv_cache_usage=kv.usage,
+            prefix_cache=PrefixCacheStats(queries=kv.prefix_stats.queries, hits=kv.prefix_stats.hits),
+            requests_by_reason=dict(stats.requests_by_reason),
+            spec_decode=stats.spec_decode.copy(),
+            time_to_first_token_s=stats.time_to_first_token_s.copy(),
+            inter_token_latency_s=stats.inter_token_latency_s.copy(),
+            e2e_request_latency_s=stats.e2e_request_latency_s.copy(),
+            queue_time_s=stats.queue_time_s.copy(),
+        )
+
+    def check_integrity(self) -> None:
+        """Compare scheduler, cache and requests with one another.
+
+        Raises:
+            IntegrityError: with the first contradiction found.
+        """
+        self._scheduler.check_integrity()
+        self._parts.kv.check_integrity()
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run the step; if it raises, again, sequence by sequence, so that only the poisoned ones carry an error."""
+        try:
+            return self._parts.runner.execute(plan)
+        except Exception:
+            logger.exception("a step of %d sequences raised; running them one by one", len(plan.scheduled))
+        return ModelRunnerOutput(outputs=tuple(self._execute_alone(scheduled) for scheduled in plan.scheduled))
+
+    def _execute_alone(self, scheduled: ScheduledSequence) -> SequenceOutput:
+        alone = SchedulerOutput(scheduled=(scheduled,), num_scheduled_tokens=len(scheduled.token_ids))
+        try:
+            return self._parts.runner.execute(alone).outputs[0]
+        except Exception as error:
+            logger.exception("request %s failed in a step of its own", self._request_ids[scheduled.seq_id])
+            return SequenceOutput(
+                seq_id=scheduled.seq_id,
+                token_ids=(),
+                num_accepted_tokens=0,
+                error=f"the engine failed on this request ({type(error).__name__})",
+            )
+
+    def _end(self, seq_id: int, reason: FinishReason, *, error: str | None = None) -> RequestOutput | None:
+        self._scheduler.finish(seq_id, reason)
+        output = self._processor.end(seq_id, reason, self._clock(), error=error)
+        if output is not None:
+            self._forget(output.request_id)
+        return output
+
+    def _forget(self, request_id: str) -> None:
+        del self._request_ids[self._seq_ids.pop(request_id)]

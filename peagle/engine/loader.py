@@ -1,0 +1,219 @@
+"""From a configuration to a running engine, phase by phase.
+
+Owns the order of loading and the derived values (context length, precision, cache size, padding). Refuses to know
+HTTP; whoever starts an engine listens to its phases.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peagle.attention.sdpa import SdpaAttention
+from peagle.config import CacheConfig, EngineConfig, GraphConfig, SchedulerConfig
+from peagle.cuda_graphs.buckets import Buckets
+from peagle.engine.async_engine import AsyncLLMEngine
+from peagle.engine.checkpoint import resolve_checkpoint
+from peagle.engine.drafter_loader import DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
+from peagle.engine.engine import EngineParts, LLMEngine
+from peagle.engine.interface import EnginePhase, PhaseListener
+from peagle.errors import ConfigError
+from peagle.kv_cache.block_manager import BlockManager
+from peagle.kv_cache.cache_manager import KVCacheManager
+from peagle.kv_cache.storage import KVGeometry, KVStorage
+from peagle.models.interface import TargetGeometry
+from peagle.models.loader import (
+    Precision,
+    choose_device,
+    choose_precision,
+    load_target,
+    read_model_config,
+    torch_dtype,
+)
+from peagle.runner.input_batch import PaddingPolicy
+from peagle.runner.memory import CacheSize, size_cache
+from peagle.runner.model_runner import ModelRunner, RunnerLimits
+from peagle.runner.warmup import warm_up
+from peagle.scheduler.scheduler import Scheduler
+from peagle.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """A synchronous engine and what its users need beside it."""
+
+    engine: LLMEngine
+    tokenizer: Tokenizer
+    config: EngineConfig
+    directory: Path
+
+
+def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, detail: None) -> LoadedEngine:
+    """Load everything and build an engine that is ready for its first request.
+
+    Args:
+        config: the configuration; "auto" and None are derived here.
+        on_phase: called at the start of every phase.
+
+    Raises:
+        ConfigError, ModelLoadError: it can't be done; the message says what to change.
+    """
+    _set_threads(config)
+    on_phase(EnginePhase.LOADING_TOKENIZER, config.model.model)
+    directory = resolve_checkpoint(config.model.model, lambda line: on_phase(EnginePhase.LOADING_TOKENIZER, line))
+    tokenizer = Tokenizer.from_directory(directory)
+    model_config = read_model_config(directory)
+    precision = choose_precision(config.model, model_config.dtype, choose_device(config.model))
+    max_model_len = _max_model_len(config, model_config)
+    backend = SdpaAttention()
+    plan = plan_drafter(config.spec, model_config)
+
+    on_phase(EnginePhase.LOADING_TARGET, str(directory))
+    target = load_target(directory, model_config, precision, backend, tap_layer_ids=plan.tap_layer_ids)
+    if plan.directory is not None:
+        on_phase(EnginePhase.LOADING_DRAFTER, str(plan.directory))
+    head = plan.load_head(directory, precision)
+
+    on_phase(EnginePhase.ALLOCATING_KV_CACHE, "")
+    block_size = config.cache.block_size
+    geometry = _kv_geometry(config.cache, target.geometry, precision)
+    size = size_cache(
+        config.cache,
+        target_block_bytes=geometry.block_bytes(target.geometry.num_layers),
+        drafter_block_bytes=drafter_block_bytes(head, block_size),
+        max_model_len=max_model_len,
+        device=precision.device,
+    )
+    _log_sizes(size, block_size, max_model_len)
+    limits = RunnerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_blocks=-(-max_model_len // block_size),
+        num_speculative_tokens=plan.num_speculative_tokens,
+    )
+    capture = _should_capture(config.graph, precision.device)
+    padding = _padding(config.graph, limits, capture=capture)
+    storage = KVStorage(num_layers=target.geometry.num_layers, num_blocks=size.num_blocks, geometry=geometry)
+    sizes = DrafterSizes(
+        num_blocks=size.num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        padding=padding,
+        capture=capture,
+    )
+    drafter = build_drafter(plan, head, sizes)
+    runner = ModelRunner(target, storage, drafter, padding=padding, limits=limits, capture=capture)
+
+    on_phase(EnginePhase.WARMING_UP, "")
+    warm_up(
+        runner,
+        batch_sizes=padding.batch_sizes.sizes if capture else (1,),
+        max_num_tokens=max_model_len - 1,
+        block_size=block_size,
+        has_drafter=head is not None,
+    )
+    parts = EngineParts(
+        scheduler=_build_scheduler(
+            config.scheduler, kv := _build_kv(config.cache, size, limits), limits, max_model_len
+        ),
+        kv=kv,
+        runner=runner,
+        tokenizer=tokenizer,
+        max_model_len=max_model_len,
+        vocab_size=target.geometry.vocab_size,
+        num_speculative_tokens=plan.num_speculative_tokens,
+        seed=config.model.seed,
+    )
+    return LoadedEngine(engine=LLMEngine(parts), tokenizer=tokenizer, config=config, directory=directory)
+
+
+def start_engine(loaded: LoadedEngine) -> AsyncLLMEngine:
+    """Give an engine a thread of its own."""
+    scheduler = loaded.config.scheduler
+    return AsyncLLMEngine(loaded.engine, max_num_requests=scheduler.max_num_queued_reqs + scheduler.max_num_seqs)
+
+
+def _set_threads(config: EngineConfig) -> None:
+    torch.set_num_threads(config.model.num_threads or len(os.sched_getaffinity(0)))
+
+
+def _max_model_len(config: EngineConfig, model_config: Any) -> int:
+    limit = int(model_config.max_position_embeddings)
+    wanted = config.model.max_model_len
+    if wanted is None:
+        return min(limit, _DEFAULT_MAX_MODEL_LEN)
+    if wanted > limit:
+        raise ConfigError(f"max_model_len is {wanted}, but the model's positions end at {limit}")
+    return wanted
+
+
+def _kv_geometry(cache: CacheConfig, target: TargetGeometry, precision: Precision) -> KVGeometry:
+    name = cache.kv_cache_dtype
+    return KVGeometry(
+        block_size=cache.block_size,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        dtype=precision.compute_dtype if name == "auto" else torch_dtype(name),
+        device=precision.device,
+    )
+
+
+def _should_capture(graph: GraphConfig, device: torch.device) -> bool:
+    if graph.graph_mode == "capture" and device.type != "cuda":
+        raise ConfigError("graph_mode capture needs a CUDA device; use auto or eager")
+    return device.type == "cuda" and graph.graph_mode != "eager"
+
+
+def _padding(graph: GraphConfig, limits: RunnerLimits, *, capture: bool) -> PaddingPolicy:
+    sizes = graph.graph_batch_sizes
+    if sizes is not None:
+        # sizes beyond the largest batch are never used; the largest batch itself always is
+        below = tuple(size for size in sizes if size < limits.max_num_seqs)
+        batch_sizes = Buckets((*below, limits.max_num_seqs))
+    elif capture:
+        batch_sizes = Buckets.doubling(limits.max_num_seqs)
+    else:
+        batch_sizes = Buckets.every(limits.max_num_seqs)
+    counts = Buckets.doubling if capture else Buckets.every
+    return PaddingPolicy(
+        batch_sizes=batch_sizes,
+        block_counts=counts(limits.max_num_blocks),
+        draft_block_counts=counts(limits.max_num_blocks + 1 + limits.num_speculative_tokens),
+        fixed_width=limits.num_speculative_tokens + 1 if capture else None,
+        may_split=not capture and sizes is None,
+    )
+
+
+def _build_kv(cache: CacheConfig, size: CacheSize, limits: RunnerLimits) -> KVCacheManager:
+    pools = [
+        BlockManager(
+            size.num_blocks,
+            cache.block_size,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            num_lookahead_tokens=num_lookahead_tokens,
+        )
+        for num_lookahead_tokens in ((0, 1) if limits.num_speculative_tokens else (0,))
+    ]
+    return KVCacheManager(*pools)
+
+
+def _build_scheduler(
+    config: SchedulerConfig, kv: KVCacheManager, limits: RunnerLimits, max_model_len: int
+) -> Scheduler:
+    # The door counts running and waiting requests together, so the queue behind it must hold both.
+    queue = replace(config, max_num_queued_reqs=config.max_num_queued_reqs + config.max_num_seqs)
+    return Scheduler(queue, kv, max_model_len=max_model_len, num_speculative_tokens=limits.num_speculative_tokens)
+
+
+def _log_sizes(size: CacheSize, block_size: int, max_model_len: int) -> None:
+    num_tokens = size.num_blocks * block_size
+    logger.info("KV cache: %d blocks, %d tokens, %.2f GiB", size.num_blocks, num_tokens, size.num_bytes / 2**30)
+    logger.info("Maximum concurrency at %d tokens a request: %.1f", max_model_len, num_tokens / max_model_len)

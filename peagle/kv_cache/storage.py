@@ -1,0 +1,83 @@
+"""The tensors behind KV blocks.
+
+Owns memory: one key and one value tensor per layer, and a null block that swallows the writes of padding rows.
+Refuses to know who uses which block (`block_manager`) and how attention reads them (`attention`). The only file of
+this package that imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGeometry:
+    """Shape and type of the cached keys and values of one model."""
+
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def block_bytes(self, num_layers: int) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        return 2 * num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer. The last block is the null block."""
+
+    key: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
+    value: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
+
+    def write(self, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        """Store rows in their slots.
+
+        Args:
+            key: [num_rows, num_kv_heads, head_dim].
+            value: [num_rows, num_kv_heads, head_dim].
+            slot_mapping: flat slot of each row, [num_rows] int64; rows that go nowhere carry the null slot.
+        """
+        slots = self.key.shape[0] * self.key.shape[1]
+        dtype = self.key.dtype
+        self.key.view(slots, -1).index_copy_(0, slot_mapping, key.flatten(1).to(dtype))
+        self.value.view(slots, -1).index_copy_(0, slot_mapping, value.flatten(1).to(dtype))
+
+
+class KVStorage:
+    """One pool of KV blocks over all layers of a model.
+
+    Zeroed at the start: a block's unwritten tail is masked, but masked values still pass through products with zero
+    weights, and a stray NaN would survive them. On CPU the zeros are the operating system's, so that memory is taken
+    as blocks are used and a start does not wait for it.
+    """
+
+    def __init__(self, *, num_layers: int, num_blocks: int, geometry: KVGeometry) -> None:
+        shape = (num_blocks + 1, geometry.block_size, geometry.num_kv_heads, geometry.head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = geometry.block_size
+        self.layers = tuple(LayerCache(_zeros(shape, geometry), _zeros(shape, geometry)) for _ in range(num_layers))
+
+    @property
+    def null_block(self) -> int:
+        """The block that no sequence owns; the target of padding rows."""
+        return self.num_blocks
+
+    @property
+    def null_slot(self) -> int:
+        """A slot of the null block."""
+        return self.num_blocks * self.block_size
+
+
+def _zeros(shape: tuple[int, ...], geometry: KVGeometry) -> Tensor:
+    if geometry.device.type != "cpu":
+        return torch.zeros(shape, dtype=geometry.dtype, device=geometry.device)
+    num_bytes = math.prod(shape) * geometry.dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(geometry.dtype).view(shape)

@@ -1,0 +1,1 @@
+"""Layers that serving adds to a loaded model: packed and fused linears."""

@@ -1,0 +1,60 @@
+"""Linear layers whose weights are stored in half precision and multiplied in float32.
+
+Decoding on a CPU is bound by reading weights. FBGEMM keeps them as packed fp16, converts them in registers and
+accumulates in float32: half the bytes, float32 arithmetic, and, what matters most here, each row's result does not
+depend on the other rows of the batch, to the last bit (`tests/unit/peagle/layers/test_linear.py`). Dynamic int8 would
+be smaller, but it scales activations over the whole batch, so that one request could change another's tokens.
+
+Owns packing. Refuses to decide who is packed (`models.loader`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+FP16_MAX = 65504.0
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with packed fp16 weights and float32 arithmetic, CPU only.
+
+    Args:
+        weight: [out_features, in_features]; rounded to fp16, which changes nothing if it was fp16 before.
+        bias: [out_features] or None; stays float32.
+
+    Raises:
+        ValueError: a weight is too large for fp16.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        if float(weight.abs().max()) > FP16_MAX:
+            raise ValueError("a weight is too large for fp16; use dtype float32")
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Product of float32 rows [..., in_features] with the weights: [..., out_features]."""
+        output: Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
+        return output
+
+
+def fuse_linears(linears: list[nn.Linear]) -> nn.Linear:
+    """One linear layer that gives the concatenated outputs of several with the same input."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias for linear in linears]
+    fused = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
+    fused.weight = nn.Parameter(weight, requires_grad=False)
+    if biases[0] is not None:
+        fused.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
+    return fused
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Replace every `nn.Linear` below `module` with a `PackedLinear`, in place."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, PackedLinear(child.weight.detach(), child.bias))
+        else:
+            pack_linears(child)

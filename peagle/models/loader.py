@@ -1,0 +1,147 @@
+"""From a checkpoint directory to a target model.
+
+Owns the choice of precision and of the path (fused or `transformers`), and the errors of a checkpoint that can't be
+read. Refuses to fetch anything: a directory goes in (`peagle.fetch` and `engine.loader` find it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from peagle.attention.backend import AttentionBackend
+from peagle.config import ModelConfig
+from peagle.errors import ConfigError, ModelLoadError
+from peagle.layers.linear import pack_linears
+from peagle.models.fused_target import FUSABLE, FusedTarget
+from peagle.models.interface import TargetModel
+from peagle.models.registry import check_family
+from peagle.models.transformers_target import TransformersTarget
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a configured name."""
+    return _DTYPES[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """How weights are stored and multiplied.
+
+    With `packed`, weights are fp16 and products are float32 (CPU); `compute_dtype` is then float32.
+    """
+
+    device: torch.device
+    compute_dtype: torch.dtype
+    packed: bool
+
+
+def choose_device(config: ModelConfig) -> torch.device:
+    """The device to run on.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device cuda is configured, but torch finds no CUDA device; use --device cpu")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def choose_precision(config: ModelConfig, stored: torch.dtype | None, device: torch.device) -> Precision:
+    """Resolve `dtype`. On CPU, `auto` packs weights that were stored in half precision, which loses nothing.
+
+    Args:
+        config: the model group.
+        stored: type of the checkpoint's weights, None if it does not say.
+        device: where the model runs.
+    """
+    if config.dtype != "auto":
+        return Precision(device=device, compute_dtype=torch_dtype(config.dtype), packed=False)
+    if device.type == "cuda":
+        return Precision(device=device, compute_dtype=stored or torch.bfloat16, packed=False)
+    is_half = stored in (torch.float16, torch.bfloat16)
+    can_pack = "fbgemm" in torch.backends.quantized.supported_engines
+    return Precision(device=device, compute_dtype=torch.float32, packed=is_half and can_pack)
+
+
+def read_model_config(directory: Path) -> Any:
+    """Read and check `config.json`.
+
+    Raises:
+        ModelLoadError: no readable configuration there.
+        UnsupportedModelError: a family, or a feature of it, that is not served.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(directory))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"cannot read a model configuration in {directory}: {error}") from error
+    check_family(config)
+    return config
+
+
+def load_target(
+    directory: Path,
+    config: Any,
+    precision: Precision,
+    backend: AttentionBackend,
+    *,
+    tap_layer_ids: tuple[int, ...] = (),
+) -> TargetModel:
+    """Load weights and put the model behind paged attention.
+
+    Args:
+        directory: a `transformers` checkpoint in safetensors.
+        config: what `read_model_config` gave.
+        precision: how to store and multiply the weights.
+        backend: attention over paged keys and values.
+        tap_layer_ids: taps for the drafter; see `TransformersTarget`.
+
+    Raises:
+        ModelLoadError: weights are missing, damaged, or do not fit the configuration.
+    """
+    num_layers = config.num_hidden_layers
+    if any(not 0 <= layer_id <= num_layers for layer_id in tap_layer_ids):
+        raise ModelLoadError(f"the draft head taps layers {tap_layer_ids}, but the target has {num_layers} layers")
+    is_fused = config.model_type in FUSABLE
+    model = _load_transformers(directory, config, precision, is_fused=is_fused)
+    if is_fused:
+        return FusedTarget(model, backend, tap_layer_ids, packed=precision.packed)
+    if precision.packed:
+        pack_linears(model)
+    return TransformersTarget(model, backend, tap_layer_ids)
+
+
+def _load_transformers(directory: Path, config: Any, precision: Precision, *, is_fused: bool) -> PreTrainedModel:
+    # The fused path packs layer by layer, so the checkpoint stays in half precision until its layer's turn.
+    dtype = config.dtype if precision.packed and is_fused else precision.compute_dtype
+    extra = {"experts_implementation": "eager"} if _has_experts(config) else {}
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, attn_implementation="eager", output_loading_info=True, **extra
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(f"cannot load the weights in {directory}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelLoadError(f"weights are missing in {directory}: {', '.join(missing[:5])} ({len(missing)} in all)")
+    loaded: PreTrainedModel = model.eval().requires_grad_(False).to(precision.device)
+    return loaded
+
+
+def _has_experts(config: Any) -> bool:
+    # The grouped matrix products that transformers prefers take neither double nor every CPU.
+    return config.model_type in ("qwen3_moe", "gpt_oss")

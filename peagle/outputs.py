@@ -1,0 +1,127 @@
+"""The hand-offs between layers, as frozen dataclasses.
+
+scheduler --SchedulerOutput--> runner --ModelRunnerOutput--> scheduler --StepCommit--> output processor
+--RequestOutput--> client. Owns the shapes of these messages and says who fills each field; holds no logic, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from peagle.sampling_params import SamplingParams
+from peagle.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledSequence:
+    """What one sequence computes in this step. Filled by the scheduler, read by the runner.
+
+    The rows are the tokens at absolute positions [start, start + len(token_ids)): first known tokens, then
+    `num_draft_tokens` drafts. A step *samples* when its last known row is the last known token of the sequence: then
+    the 1 + num_draft_tokens last rows are verified. Otherwise it is a chunk of a prefill.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: SequenceOf[int]
+    num_draft_tokens: int
+    is_sampling: bool
+    next_token_id: int | None  # known token after the last row of a chunk; None when the step samples
+    max_next_drafts: int  # how many drafts are worth proposing for the next step (0: none)
+    block_table: SequenceOf[int]  # target's KV blocks, covering every row
+    drafter_block_table: SequenceOf[int]  # drafter's, covering the rows and the mask slots; empty without drafter
+    params: SamplingParams
+    seed: int
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Rows that are not drafts."""
+        return len(self.token_ids) - self.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOutput:
+    """One step's work. Filled by `Scheduler.schedule`. Decoding sequences come before chunks of prefills."""
+
+    scheduled: tuple[ScheduledSequence, ...]
+    num_scheduled_tokens: int
+    preempted_seq_ids: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing can run now."""
+        return not self.scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutput:
+    """What the device found for one scheduled sequence. Filled by the runner, in the order of `scheduled`."""
+
+    seq_id: int
+    token_ids: SequenceOf[int]  # accepted drafts, then the recovered or bonus token; empty for a chunk
+    num_accepted_tokens: int  # accepted drafts alone: len(token_ids) - 1 when sampling, else 0
+    draft_token_ids: SequenceOf[int] = ()  # proposals for the next step
+    error: str | None = None  # the sequence's result is unusable (its logits were not numbers); nothing is committed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """Host integers only: one copy and one synchronisation a step."""
+
+    outputs: tuple[SequenceOutput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceCommit:
+    """What `Scheduler.update_from_output` committed for one sequence, for the output processor."""
+
+    seq_id: int
+    request_id: str
+    new_token_ids: SequenceOf[int]  # already cut at end-of-sequence, stop ids and the length limit
+    finish_reason: FinishReason | None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of a request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What a client gets of one step. Deltas: concatenating `text` and `token_ids` gives the answer.
+
+    `text` may lag behind `token_ids` while a stop string or a character is incomplete; the last output
+    (with `finish_reason`) completes it. `error` is set, with finish_reason ERROR, when the server failed it.
+    """
+
+    request_id: str
+    text: str
+    token_ids: SequenceOf[int]
+    finish_reason: FinishReason | None
+    usage: Usage
+    error: str | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended the answer
+
+    @property
+    def is_finished(self) -> bool:
+        """True on the last output of a request."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestInput:
+    """A request at the engine's door: tokenised, checked, not yet a sequence."""
+
+    request_id: str
+    prompt_token_ids: SequenceOf[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_time: float = field(default=0.0)

@@ -1,0 +1,1 @@
+"""The device side of a step: packing rows, running target and drafter, sizing memory."""

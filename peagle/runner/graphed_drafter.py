@@ -1,0 +1,112 @@
+"""The P-EAGLE drafter at fixed shapes: decoding steps draft at [B, 2K] through a graph runner.
+
+Owns the choice of the shape and the fixed buffers. Refuses to know slots and features; steps with chunks of prefills
+have no fixed shape and go to the drafter as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
+from peagle.cuda_graphs.graph_runner import GraphRunner
+from peagle.drafter.inputs import DraftShape
+from peagle.drafter.interface import DraftBatch, DraftProposal
+from peagle.drafter.peagle import PEagleDrafter
+from peagle.runner.input_batch import PaddingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGraphShape:
+    """A draft grid, and the rows of the target that its features come from."""
+
+    grid: DraftShape
+    num_feature_rows: int
+
+
+class GraphedDrafter:
+    """See `Drafter`.
+
+    Args:
+        drafter: does the work.
+        padding: how decoding grids are padded; the same as the target's.
+        capture: capture CUDA graphs.
+    """
+
+    def __init__(self, drafter: PEagleDrafter, *, padding: PaddingPolicy, capture: bool) -> None:
+        self._drafter = drafter
+        self._padding = padding
+        self._block_size = drafter.storage.block_size
+        self.num_speculative_tokens = drafter.num_speculative_tokens
+        self.num_layers = drafter.num_layers
+        self.aux_layer_ids = drafter.aux_layer_ids
+        self._graphs: GraphRunner[DraftGraphShape] = GraphRunner(
+            self._draft_grid, self._make_buffers(), capture=capture
+        )
+
+    def propose(self, batch: DraftBatch) -> DraftProposal:
+        """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
+        shape = self._fixed_shape(batch)
+        if shape is None:
+            return self._drafter.propose(batch)
+        inputs = self._drafter.lay_out(batch, shape.grid)
+        grid = inputs.grids[0]
+        outputs = self._graphs.run(
+            shape,
+            {
+                "features": batch.features,
+                "token_ids": inputs.token_ids,
+                "feature_rows": inputs.feature_rows,
+                "positions": grid.positions,
+                "slot_mapping": inputs.slot_mapping,
+                "block_tables": grid.block_tables,
+                "logits_rows": inputs.logits_rows,
+            },
+        )
+        return self._drafter.to_proposal(inputs, outputs["draft_token_ids"])
+
+    def _draft_grid(self, shape: DraftGraphShape, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            "draft_token_ids": self._drafter.draft_grid(
+                inputs["features"],
+                token_ids=inputs["token_ids"],
+                feature_rows=inputs["feature_rows"],
+                positions=inputs["positions"],
+                slot_mapping=inputs["slot_mapping"],
+                block_tables=inputs["block_tables"],
+                logits_rows=inputs["logits_rows"],
+            )
+        }
+
+    def _fixed_shape(self, batch: DraftBatch) -> DraftGraphShape | None:
+        """The shape of a step in which every sequence decodes; None for any other."""
+        num_drafts = self.num_speculative_tokens
+        if any(not s.is_sampling or len(s.token_ids) > num_drafts + 1 for s in batch.scheduled):
+            return None
+        num_slots = max(s.num_known_tokens + s.num_draft_tokens for s in batch.scheduled)
+        width = 2 * num_drafts if self._padding.fixed_width is not None else num_slots + num_drafts - 1
+        num_blocks = max(-(-(s.start + len(s.token_ids) + num_drafts - 1) // self._block_size) for s in batch.scheduled)
+        grid = DraftShape(
+            num_seqs=self._padding.batch_sizes.round_up(len(batch.scheduled)),
+            width=width,
+            num_blocks=self._padding.draft_block_counts.round_up(num_blocks),
+        )
+        return DraftGraphShape(grid, batch.features.shape[0])
+
+    def _make_buffers(self) -> StaticBuffers:
+        num_drafts = self.num_speculative_tokens
+        num_seqs = self._padding.batch_sizes.sizes[-1]
+        num_rows = num_seqs * 2 * num_drafts
+        head = self._drafter.head
+        specs = {
+            name: BufferSpec((num_rows,), torch.int64)
+            for name in ("token_ids", "feature_rows", "positions", "slot_mapping")
+        }
+        specs["features"] = BufferSpec((num_seqs * (num_drafts + 1), head.config.feature_size), head.dtype)
+        specs["block_tables"] = BufferSpec((num_seqs, self._padding.draft_block_counts.sizes[-1]), torch.int64)
+        specs["logits_rows"] = BufferSpec((num_seqs, num_drafts), torch.int64)
+        return StaticBuffers(specs, head.device)

@@ -1,0 +1,227 @@
+"""The only orchestrator of the device: target pass, verification, draft pass.
+
+Only what every step needs may enter this file. Owns the order of passes and the one copy back to the host. Refuses to
+know the scheduler's reasons, text, and which drafter or attention kernel it drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.attention.metadata import AttentionMetadata, QueryGroup
+from peagle.cuda_graphs.buckets import GridShape
+from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
+from peagle.cuda_graphs.graph_runner import GraphRunner
+from peagle.drafter.interface import DraftBatch, Drafter
+from peagle.kv_cache.storage import KVStorage
+from peagle.models.interface import TargetModel, TargetOutput
+from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, SequenceOutput
+from peagle.runner.input_batch import InputBatch, PaddingPolicy, PagePool, Section, build_input_batch
+from peagle.sampling.batch import SamplingMetadata, SamplingRow
+from peagle.sampling.sampler import sample
+from peagle.verifier.acceptance import VerifyResult, verify
+from peagle.verifier.layout import NO_TOKEN, padded_drafts, padded_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """Largest step, from which the fixed buffers are sized."""
+
+    max_num_seqs: int
+    max_num_blocks: int  # of one sequence
+    num_speculative_tokens: int
+
+
+class ModelRunner:
+    """Executes steps.
+
+    Args:
+        target: the target model.
+        storage: its KV pool.
+        drafter: proposes drafts; the null drafter makes this plain decoding.
+        padding: how decoding grids are padded.
+        limits: the largest step.
+        capture: capture CUDA graphs for decoding steps.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        storage: KVStorage,
+        drafter: Drafter,
+        *,
+        padding: PaddingPolicy,
+        limits: RunnerLimits,
+        capture: bool,
+    ) -> None:
+        self._target = target
+        self._storage = storage
+        self._drafter = drafter
+        self._padding = padding
+        self._max_width = limits.num_speculative_tokens + 1
+        self._pool = PagePool(block_size=storage.block_size, null_block=storage.null_block)
+        self._device = storage.layers[0].key.device
+        self._mask_dtype = _mask_dtype(storage)
+        self._graphs: GraphRunner[GridShape] = GraphRunner(
+            self._decode, _decode_buffers(limits, padding, self._device), capture=capture
+        )
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; one output per scheduled sequence, in order."""
+        batch = build_input_batch(step.scheduled, self._pool, self._padding, max_width=self._max_width)
+        rows = batch.logit_rows
+        if batch.is_decode_only:
+            outputs = self._run_grid(batch.sections[0])
+            features = outputs.get("features")
+            logits = outputs["logits"]
+            if rows != list(range(len(logits))):  # padding, or another order
+                logits = logits[rows]
+            tokens = self._verify(step.scheduled, logits)
+        else:
+            target_output = self._run_sections(batch)
+            features = target_output.features
+            tokens = {}
+            if rows:
+                tokens = self._verify(step.scheduled, self._target.logits(target_output.hidden[rows]))
+        drafts = self._draft(batch, tokens, features)
+        return ModelRunnerOutput(
+            outputs=tuple(_sequence_output(scheduled, tokens, drafts) for scheduled in step.scheduled)
+        )
+
+    def _run_grid(self, section: Section) -> dict[str, Tensor]:
+        values = {
+            "input_ids": section.input_ids,
+            "positions": section.positions,
+            "slot_mapping": section.slot_mapping,
+            "block_tables": section.block_tables,
+        }
+        return self._graphs.run(section.shape, values)
+
+    def _decode(self, shape: GridShape, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A decoding step at a fixed shape; captured on CUDA, so nothing here may look at values."""
+        groups = self._groups(shape, 0, inputs["positions"], inputs["block_tables"])
+        metadata = AttentionMetadata(slot_mapping=inputs["slot_mapping"], groups=groups)
+        output = self._target.forward(inputs["input_ids"], inputs["positions"], metadata, self._storage)
+        outputs = {"logits": self._target.logits(output.hidden)}
+        if output.features is not None:
+            outputs["features"] = output.features
+        return outputs
+
+    def _run_sections(self, batch: InputBatch) -> TargetOutput:
+        groups: list[QueryGroup] = []
+        for section in batch.sections:
+            positions, tables = self._to_device(section.positions), self._to_device(section.block_tables)
+            groups.extend(self._groups(section.shape, section.first_row, positions, tables))
+        slots = torch.cat([self._to_device(section.slot_mapping) for section in batch.sections])
+        return self._target.forward(
+            torch.cat([self._to_device(section.input_ids) for section in batch.sections]),
+            torch.cat([self._to_device(section.positions) for section in batch.sections]),
+            AttentionMetadata(slot_mapping=slots, groups=tuple(groups)),
+            self._storage,
+        )
+
+    def _groups(
+        self, shape: GridShape, first_row: int, positions: Tensor, block_tables: Tensor
+    ) -> tuple[QueryGroup, ...]:
+        """One query group for each span of a grid."""
+        grid = positions.view(shape.num_seqs, shape.width)
+        groups, first_seq = [], 0
+        for span in shape.spans:
+            last_seq = first_seq + span.num_seqs
+            groups.append(
+                QueryGroup(
+                    first_row=first_row + first_seq * shape.width,
+                    positions=grid[first_seq:last_seq],
+                    block_tables=block_tables[first_seq:last_seq, : span.num_blocks],
+                    block_size=self._pool.block_size,
+                    dtype=self._mask_dtype,
+                )
+            )
+            first_seq = last_seq
+        return tuple(groups)
+
+    def _verify(self, scheduled: tuple[ScheduledSequence, ...], logits: Tensor) -> dict[int, SequenceOutput]:
+        """Sample every row, compare with the drafts, and bring the result to the host; by seq id."""
+        sampling = [s for s in scheduled if s.is_sampling]
+        rows = [
+            SamplingRow(params=s.params, seed=s.seed, position=s.start + s.num_known_tokens + offset)
+            for s in sampling
+            for offset in range(s.num_draft_tokens + 1)
+        ]
+        sampled = sample(logits, SamplingMetadata.build(rows, device=self._device))
+        num_drafts = [s.num_draft_tokens for s in sampling]
+        grid = padded_rows(num_drafts, device=self._device)  # [num_sampling, K + 1]
+        drafts = padded_drafts([s.token_ids[s.num_known_tokens :] for s in sampling], device=self._device)
+        return _to_host(sampling, verify(sampled.token_ids[grid], drafts, sampled.is_valid[grid]))
+
+    def _draft(
+        self, batch: InputBatch, tokens: Mapping[int, SequenceOutput], features: Tensor | None
+    ) -> dict[int, list[int]]:
+        """Proposals for the next step, by seq id. Also keeps the drafter's KV up with the target's."""
+        if features is None:  # the null drafter reads none and keeps nothing
+            return {}
+        draft_batch = DraftBatch(
+            scheduled=batch.scheduled,
+            output_token_ids=tuple(tokens[s.seq_id].token_ids if s.seq_id in tokens else () for s in batch.scheduled),
+            features=features,
+            first_rows=batch.first_rows,
+        )
+        proposal = self._drafter.propose(draft_batch)
+        return {
+            batch.scheduled[index].seq_id: [token_id for token_id in token_ids if token_id != NO_TOKEN]
+            for index, token_ids in zip(proposal.indices, proposal.draft_token_ids.tolist(), strict=True)
+        }
+
+    def _to_device(self, values: object) -> Tensor:
+        return torch.as_tensor(values, device=self._device)
+
+
+def _mask_dtype(storage: KVStorage) -> torch.dtype:
+    """Masks have the type of the queries; a cache in half precision on CPU is read as float32."""
+    key = storage.layers[0].key
+    return torch.float32 if key.device.type == "cpu" and key.dtype.itemsize == 2 else key.dtype
+
+
+def _decode_buffers(limits: RunnerLimits, padding: PaddingPolicy, device: torch.device) -> StaticBuffers:
+    num_seqs = padding.batch_sizes.sizes[-1]
+    num_rows = num_seqs * (limits.num_speculative_tokens + 1)
+    specs = {name: BufferSpec((num_rows,), torch.int64) for name in ("input_ids", "positions", "slot_mapping")}
+    specs["block_tables"] = BufferSpec((num_seqs, padding.block_counts.sizes[-1]), torch.int64)
+    return StaticBuffers(specs, device)
+
+
+def _to_host(sampling: SequenceOf[ScheduledSequence], result: VerifyResult) -> dict[int, SequenceOutput]:
+    accepted = result.num_accepted_tokens.tolist()
+    emitted = result.output_token_ids.tolist()
+    is_valid = result.is_valid.tolist()
+    outputs = {}
+    for index, scheduled in enumerate(sampling):
+        is_usable = is_valid[index]
+        outputs[scheduled.seq_id] = SequenceOutput(
+            seq_id=scheduled.seq_id,
+            token_ids=emitted[index][: accepted[index] + 1] if is_usable else (),
+            num_accepted_tokens=accepted[index] if is_usable else 0,
+            error=None if is_usable else "the model's logits are not numbers for this request",
+        )
+    return outputs
+
+
+def _sequence_output(
+    scheduled: ScheduledSequence, tokens: Mapping[int, SequenceOutput], drafts: Mapping[int, list[int]]
+) -> SequenceOutput:
+    found = tokens.get(scheduled.seq_id)
+    if found is None:
+        return SequenceOutput(seq_id=scheduled.seq_id, token_ids=(), num_accepted_tokens=0)
+    return SequenceOutput(
+        seq_id=found.seq_id,
+        token_ids=found.token_ids,
+        num_accepted_tokens=found.num_accepted_tokens,
+        draft_token_ids=tuple(drafts.get(scheduled.seq_id, ())),
+        error=found.error,
+    )

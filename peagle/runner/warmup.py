@@ -1,0 +1,53 @@
+"""Run what the first request would otherwise pay for: kernel choice, scratch memory, graph capture.
+
+Owns the made-up steps. They write into blocks that no sequence owns yet, which is harmless: a block is always written
+before it is read.
+"""
+
+from __future__ import annotations
+
+from peagle.outputs import ScheduledSequence, SchedulerOutput
+from peagle.runner.model_runner import ModelRunner
+from peagle.sampling_params import SamplingParams
+
+_PROMPT_TOKENS = 64
+
+
+def warm_up(
+    runner: ModelRunner, *, batch_sizes: tuple[int, ...], max_num_tokens: int, block_size: int, has_drafter: bool
+) -> None:
+    """Run a prefill, and one decoding step at each batch size.
+
+    Args:
+        runner: to be warmed.
+        batch_sizes: decoding batches to run; on CUDA, those that are captured.
+        max_num_tokens: tokens that the pool and the context hold at least.
+        block_size: tokens in a block.
+        has_drafter: give the sequences blocks of the drafter's pool too.
+    """
+    num_tokens = min(_PROMPT_TOKENS, max_num_tokens)
+    # All sequences share the first blocks: what they compute is thrown away.
+    table = list(range(-(-(num_tokens + 1) // block_size)))
+    runner.execute(_step(1, num_tokens=num_tokens, table=table, has_drafter=has_drafter))
+    for size in batch_sizes:
+        runner.execute(_step(size, num_tokens=1, table=table, has_drafter=has_drafter))
+
+
+def _step(num_seqs: int, *, num_tokens: int, table: list[int], has_drafter: bool) -> SchedulerOutput:
+    scheduled = tuple(
+        ScheduledSequence(
+            seq_id=index,
+            start=0,
+            token_ids=[0] * num_tokens,
+            num_draft_tokens=0,
+            is_sampling=True,
+            next_token_id=None,
+            max_next_drafts=0,
+            block_table=table,
+            drafter_block_table=table if has_drafter else (),
+            params=SamplingParams(temperature=0.0),
+            seed=0,
+        )
+        for index in range(num_seqs)
+    )
+    return SchedulerOutput(scheduled=scheduled, num_scheduled_tokens=num_seqs * num_tokens)

@@ -1,0 +1,116 @@
+"""Text of an answer as it grows, token by token.
+
+Owns the question of which text is certain. Refuses to know stop strings and requests.
+
+A token is not a piece of text: a character may be spread over several tokens, and what a token reads as may depend on
+its neighbours. So text comes out only once no later token can change it. Each token costs the same, however long the
+answer: the answer is never decoded anew.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from peagle.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """Decodes one answer. All that `push` and `flush` return, joined, is `decode` of all the tokens at once.
+
+    U+FFFD comes out only where the answer really has bytes that are no character, never for the first half of one.
+
+    Args:
+        tokenizer: shared, not changed.
+        skip_special_tokens: leave special tokens out of the text.
+        prompt_tail_ids: last tokens of the prompt (a few suffice). With them the answer is read as the continuation
+            of a text: sentencepiece's decoders drop the space of a *text's* first token, and an answer to a prompt
+            does not begin a text. A tail of skipped special tokens counts as no text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, prompt_tail_ids: Sequence[int] = ()
+    ) -> None:
+        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._stream: _TextStream
+        if tokenizer.is_byte_level:
+            self._stream = _ByteStream(tokenizer)
+        else:
+            tail = [token_id for token_id in prompt_tail_ids if token_id not in self._skipped_ids]
+            self._stream = _WindowStream(tokenizer, tail)
+
+    def push(self, token_id: int) -> str:
+        """Take the answer's next token; the text that became certain with it, often ""."""
+        return "" if token_id in self._skipped_ids else self._stream.push(token_id)
+
+    def flush(self) -> str:
+        """The answer has ended: the text that was still held back. A second call gives ""."""
+        return self._stream.flush()
+
+
+class _TextStream(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _ByteStream:
+    """For byte-level decoders: tokens are bytes, whatever their neighbours, and only UTF-8 has to be waited for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class _WindowStream:
+    """For all other decoders: decode a window of the last tokens, with and without the new ones.
+
+    The window is `context`, a token whose text is out already and which shows the decoder that its neighbours stand
+    in the middle of a text, and `pending`, tokens whose text is not out yet.
+
+    A run of byte tokens is held until a token of another kind ends it: if any of its bytes is wrong, `tokenizers`
+    decodes the whole run as U+FFFD, so nothing of it is certain before. Inside a run nothing is decoded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tail: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._context = [token_id for token_id in tail if self._is_plain(token_id)][-1:]
+        self._context_text = self._decode(self._context)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._tokenizer.piece(token_id) is None:
+            return ""  # outside the vocabulary: stands for nothing and may not become the context
+        self._pending.append(token_id)
+        if not self._is_plain(token_id):
+            return ""
+        text = self._decode(self._context + self._pending)
+        if text.endswith(_REPLACEMENT) or not text.startswith(self._context_text):
+            return ""  # a decoder of a kind unknown here: the next tokens will settle it
+        new_text = text[len(self._context_text) :]
+        self._context, self._pending = [token_id], []
+        self._context_text = self._decode(self._context)
+        return new_text
+
+    def flush(self) -> str:
+        text = self._decode(self._context + self._pending)
+        new_text = text[len(self._context_text) :] if self._pending else ""
+        self._pending = []
+        return new_text
+
+    def _is_plain(self, token_id: int) -> bool:
+        return not self._tokenizer.is_byte_token(token_id)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
