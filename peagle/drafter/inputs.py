@@ -67,7 +67,7 @@ class DraftInputs:
     slot_mapping: IntArray  # [T]
     grids: tuple[SlotGrid, ...]
     logits_rows: IntArray  # [D, K], row of each draft; the newest slot's row where none was asked for
-    drafting: tuple[int, ...]  # entries of `scheduled` that draft, in the order of `logits_rows`
+    drafting: tuple[int, ...]  # entries of `scheduled` that draft, ascending, in the order of `logits_rows`
     num_drafts: tuple[int, ...]  # drafts asked for, for each of them
 
     @property
@@ -214,7 +214,9 @@ class _RowWriter:
         self._num_drafts.append(slots.num_drafts)
 
     def finish(self, *, num_drafting: int | None) -> DraftInputs:
-        rows = np.array(self._logits_rows, dtype=np.int64).reshape(-1, self._rules.num_speculative_tokens)
+        order = sorted(range(len(self._drafting)), key=self._drafting.__getitem__)  # grids do not follow `scheduled`
+        rows = np.array([self._logits_rows[i] for i in order], dtype=np.int64)
+        rows = rows.reshape(-1, self._rules.num_speculative_tokens)
         if num_drafting is not None:
             rows = np.pad(rows, ((0, num_drafting - len(rows)), (0, 0)))
         return DraftInputs(
@@ -223,8 +225,8 @@ class _RowWriter:
             slot_mapping=_concatenate(self._slot_mapping),
             grids=tuple(self._grids),
             logits_rows=rows,
-            drafting=tuple(self._drafting),
-            num_drafts=tuple(self._num_drafts),
+            drafting=tuple(self._drafting[i] for i in order),
+            num_drafts=tuple(self._num_drafts[i] for i in order),
         )
 
 

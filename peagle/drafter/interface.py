@@ -31,7 +31,7 @@ class DraftBatch:
 class DraftProposal:
     """What a drafter proposes for the next step."""
 
-    indices: tuple[int, ...]  # which entries of `scheduled` have drafts
+    indices: tuple[int, ...]  # which entries of `scheduled` have drafts, ascending
     draft_token_ids: Tensor  # [len(indices), K] int64 on the device; -1 where none was asked for
 
 

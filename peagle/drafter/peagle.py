@@ -140,7 +140,7 @@ class PEagleDrafter:
         fused = self.head.fuse(features).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         # Behind the fused features of all rows stands that of the mask: one gather serves every slot.
         fused = torch.cat([fused, self._fused_mask[None]])  # [num_rows + 1, H]
-        hidden = self.head(tensors.token_ids, fused[tensors.feature_rows], tensors.positions, attend)
+        hidden: Tensor = self.head(tensors.token_ids, fused[tensors.feature_rows], tensors.positions, attend)
         if not tensors.logits_rows.numel():
             return hidden.new_empty(0, self.head.config.draft_vocab_size)
         return self.head.logits(hidden[tensors.logits_rows.flatten()])

@@ -44,7 +44,7 @@ class RotaryEmbedding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
         exact = self.inv_freq
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # A head in bfloat16 must not have its frequencies rounded: only their device follows.
         self.inv_freq = exact.to(self.inv_freq.device)
         return self

@@ -23,6 +23,7 @@ from peagle.sampling.batch import SamplingMetadata
 
 _FIRST_WIDTH = 256  # candidates that top_p alone tries first
 _SECOND_WIDTH = 4096
+_PLAIN_ROWS = 2  # whole rows of a vocabulary that stay in a CPU's cache from one operation to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +55,8 @@ class _Knobs:
         )
 
     def weigh(self, logits: Tensor) -> Tensor:
-        return ((logits - self.largest) / self.temperature).exp().double()
+        # In place: at a vocabulary's width, fresh memory costs as much as the arithmetic.
+        return (logits - self.largest).div_(self.temperature).exp_().double()
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
@@ -69,8 +71,8 @@ def sampled_candidates(logits: Tensor, metadata: SamplingMetadata) -> Iterator[C
         logits: [R, V].
         metadata: R rows.
     """
-    if metadata.plain_rows:
-        rows, chosen = _take(logits, metadata.plain_rows)
+    for first in range(0, len(metadata.plain_rows), _PLAIN_ROWS):
+        rows, chosen = _take(logits, metadata.plain_rows[first : first + _PLAIN_ROWS])
         yield Candidates(rows=rows, weights=_Knobs.of(chosen, metadata, rows).weigh(chosen), token_ids=None)
     if metadata.truncated_rows:
         yield from _truncated_candidates(*_take(logits, metadata.truncated_rows), metadata)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from peagle.engine.interface import Engine, EnginePhase, PhaseListener
-from peagle.text.tokenizer import Tokenizer
+from peagle import Engine, EnginePhase, PhaseListener
+from peagle.text import Tokenizer
 from server.engine_bundle import EngineBundle, EngineStarter
 from server.lifespan import Lifecycle
 from server.main import create_app, create_server, listen
@@ -110,10 +110,15 @@ class LiveServer:
         return lifecycle
 
 
+def live_server(engine: Engine, **server_options: Any) -> AbstractContextManager[LiveServer]:
+    """A ready server around an engine."""
+    return live_server_of(starter(engine), **server_options)
+
+
 @contextmanager
-def live_server(engine: Engine, **server_options: Any) -> Iterator[LiveServer]:
+def live_server_of(start_engine: EngineStarter, **server_options: Any) -> Iterator[LiveServer]:
     """A ready server: uvicorn in a thread of its own, as `peagle serve` runs it."""
-    app = build_app(starter(engine), **server_options)
+    app = build_app(start_engine, **server_options)
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=create_server(app).run, kwargs={"sockets": [listener]}, name="live-server")

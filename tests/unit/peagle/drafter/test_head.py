@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import FirstHeadLayer, PEagleHead
 from peagle.drafter.reference import CausalAttention
 from peagle.layers.linear import pack_linears
 from tests.builders.head import tiny_head
@@ -29,7 +29,8 @@ LLAMA3 = {
 
 
 def run(head: PEagleHead, token_ids: Tensor, fused: Tensor, positions: Tensor) -> Tensor:
-    return head(token_ids, fused, positions, CausalAttention(scaling=head.scaling))
+    hidden: Tensor = head(token_ids, fused, positions, CausalAttention(scaling=head.scaling))
+    return hidden
 
 
 def slots(head: PEagleHead, num_slots: int = 7) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +73,7 @@ def test_layers_are_those_of_llama_and_eagle(norm_before_residual: bool, rope_sc
     mask = torch.full((7, 7), float("-inf")).triu(1)
 
     first = head.layers[0]
+    assert isinstance(first, FirstHeadLayer)
     feature = llama_norm(first.hidden_norm.weight)(fused)
     embedded = llama_norm(first.input_layernorm.weight)(head.embed_tokens(token_ids))
     wide = torch.cat([embedded, feature], -1)
@@ -118,7 +120,8 @@ def test_mask_feature_is_learned_through_fc() -> None:
     head = tiny_head().requires_grad_(True)
     token_ids, fused, positions = slots(head)
     fused = torch.cat([fused[:4], head.fused_mask().expand(3, -1)])
-    head.logits(run(head, token_ids, fused, positions)).square().sum().backward()
+    loss = head.logits(run(head, token_ids, fused, positions)).square().sum()
+    torch.autograd.backward(loss)
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in head.parameters())
     assert torch.equal(head.fused_mask(), head.fuse(head.mask_hidden))
 

@@ -1,0 +1,18 @@
+"""All routes of the API in one router.
+
+Owns which resources there are. Refuses to know what they do.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from server.api import chat, health, metrics, models
+
+
+def create_router() -> APIRouter:
+    """The routes of one app."""
+    router = APIRouter(redirect_slashes=False)
+    for resource in (chat, models, health, metrics):
+        router.include_router(resource.router)
+    return router

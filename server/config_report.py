@@ -1,0 +1,55 @@
+"""Prints effective settings as YAML that `--config` reads back, each value with its source as a comment.
+
+Owns the layout. Secrets are masked, so a printout with one must have it filled in before it is read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from peagle.config import SpecConfig
+from server.config_options import SPEC_KEY, ConfigKey, config_groups
+from server.config_sources import LoadedSettings
+from server.masking import masked
+from server.settings import Settings
+
+
+class _OneLineDumper(yaml.SafeDumper):
+    """YAML in which all text is quoted: no character in it can then start a new line, or be read as another type."""
+
+
+_OneLineDumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
+def render_settings(loaded: LoadedSettings) -> str:
+    """The text of `--print-config`."""
+    lines = []
+    for group in config_groups():
+        lines.append(f"# {group.title}")
+        lines += [f"{key.name}: {_value(loaded, key)}  # {loaded.origins[key.name]}" for key in group.keys]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _value(loaded: LoadedSettings, key: ConfigKey) -> str:
+    value = _effective(loaded.settings, key)
+    text = yaml.dump(
+        masked(key.name, value), Dumper=_OneLineDumper, default_flow_style=True, width=10**6, allow_unicode=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _effective(settings: Settings, key: ConfigKey) -> Any:
+    if key.name == SPEC_KEY:
+        return _spec_mapping(settings.engine.spec)
+    group = settings.server if key.group == "server" else getattr(settings.engine, key.group)
+    return getattr(group, key.name)
+
+
+def _spec_mapping(spec: SpecConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(spec).items() if value is not None}

@@ -1,0 +1,65 @@
+"""What route functions ask for, as annotated aliases.
+
+Owns the way from a request to the objects on `app.state`, and the reading of a JSON body. Refuses to do the work.
+All are coroutines: FastAPI would call plain functions in a thread.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from server.engine_bundle import EngineBundle
+from server.errors import UnsupportedMediaTypeError
+from server.lifespan import Lifecycle
+from server.schemas.chat import ChatCompletionRequest
+from server.settings import ServerConfig
+
+
+async def get_lifecycle(request: Request) -> Lifecycle:
+    """The process's state."""
+    lifecycle: Lifecycle = request.app.state.lifecycle
+    return lifecycle
+
+
+async def get_server_config(request: Request) -> ServerConfig:
+    """The server's settings."""
+    config: ServerConfig = request.app.state.settings.server
+    return config
+
+
+LifecycleDep = Annotated[Lifecycle, Depends(get_lifecycle)]
+ServerConfigDep = Annotated[ServerConfig, Depends(get_server_config)]
+
+
+async def get_bundle(lifecycle: LifecycleDep) -> EngineBundle:
+    """The engine, for new work. Raises what `Lifecycle.admit` raises."""
+    return lifecycle.admit()
+
+
+BundleDep = Annotated[EngineBundle, Depends(get_bundle)]
+
+
+async def get_served_names(config: ServerConfigDep, bundle: BundleDep) -> tuple[str, ...]:
+    """The names that the model can be called by; the first is used in answers."""
+    return config.served_model_name or (bundle.model_id,)
+
+
+ServedNamesDep = Annotated[tuple[str, ...], Depends(get_served_names)]
+
+
+async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatCompletionRequest:
+    """The body. Asking for the engine first means that nothing is read which could not be answered.
+
+    Raises:
+        UnsupportedMediaTypeError: not declared as JSON.
+        pydantic.ValidationError: not JSON, or not a request that is served.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise UnsupportedMediaTypeError("The body must be JSON, with the header 'Content-Type: application/json'.")
+    return ChatCompletionRequest.model_validate_json(await request.body())
+
+
+ChatRequestDep = Annotated[ChatCompletionRequest, Depends(read_chat_request)]

@@ -1,0 +1,215 @@
+"""Every error that a client can see, translated at this one boundary into OpenAI's envelope.
+
+Owns the HTTP side's own exceptions, and the table from exception to status, type, code and headers. Refuses to know
+where errors come from. A message is written for the client: texts of unexpected exceptions, which may hold paths, are
+logged and never sent.
+
+    HttpError                     raised by the server itself
+    ├── ModelLoadingError         not ready yet
+    ├── LoadFailedError           never will be: the process is about to end
+    ├── ShuttingDownError         draining
+    ├── RequestAbortedError       ended from the server's side, before it was complete
+    ├── GenerationFailedError     the engine gave up this request
+    ├── ModelNotFoundError        not a model that is served here
+    ├── BodyTooLargeError
+    └── UnsupportedMediaTypeError
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from peagle.errors import EngineDeadError, EngineOverloadedError, PeagleError, RequestError, StepError
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED_PARAMETER = "unsupported_parameter"
+INVALID_COMBINATION = "invalid_combination"  # of fields; the schemas' own kind of error, sent as invalid_value
+
+_CLIENT = "invalid_request_error"
+_SERVER = "server_error"
+_RETRY_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
+_RETRY_LATER = {"retry-after": "5", "retry-after-ms": "5000"}
+_RETRY_ELSEWHERE = {"retry-after": "1", "retry-after-ms": "1000", "x-should-retry": "true", "connection": "close"}
+
+
+class HttpError(Exception):
+    """Base of what the server raises itself. `param` names the field at fault, if there is one."""
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelLoadingError(HttpError):
+    """The model is not loaded yet."""
+
+
+class LoadFailedError(HttpError):
+    """The model could not be loaded; the process is about to end."""
+
+
+class ShuttingDownError(HttpError):
+    """The server takes no new work, or had to end work, because it is going down."""
+
+
+class RequestAbortedError(HttpError):
+    """The engine ended the request before it was complete, though its client is still there."""
+
+
+class GenerationFailedError(HttpError):
+    """The engine gave up this request."""
+
+
+class ModelNotFoundError(HttpError):
+    """The client names a model that is not served here."""
+
+
+class BodyTooLargeError(HttpError):
+    """The body is longer than the server reads."""
+
+
+class UnsupportedMediaTypeError(HttpError):
+    """The body is not declared as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReply:
+    """One error as its client sees it. The envelope always has its four keys."""
+
+    status: int
+    message: str
+    type: str = _CLIENT
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """The body, which is also the event of an error in mid-stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The reply to a request that has none yet."""
+        body = orjson.dumps(self.envelope())
+        return Response(body, status_code=self.status, headers=self.headers, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    status: int
+    type: str
+    code: str | None
+    message: str | None = None  # None: the exception's own text, which is written for the client
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_FAILED = "The server failed while it worked on this request. Other requests go on; this one may be sent again."
+_RULES: Mapping[type[BaseException], _Rule] = {
+    RequestError: _Rule(400, _CLIENT, None),
+    ModelNotFoundError: _Rule(404, _CLIENT, "model_not_found"),
+    BodyTooLargeError: _Rule(413, _CLIENT, "request_too_large"),
+    UnsupportedMediaTypeError: _Rule(415, _CLIENT, "unsupported_media_type"),
+    EngineOverloadedError: _Rule(
+        503, _SERVER, "server_overloaded", "Too many requests are waiting. Try again in a moment.", _RETRY_SOON
+    ),
+    ModelLoadingError: _Rule(
+        503, _SERVER, "model_loading", "The model is still loading. GET /ready says how far it is.", _RETRY_LATER
+    ),
+    ShuttingDownError: _Rule(
+        503, _SERVER, "server_shutting_down", "The server is shutting down. Send the request again.", _RETRY_ELSEWHERE
+    ),
+    LoadFailedError: _Rule(500, _SERVER, "model_load_failed", "The model could not be loaded; see the server's log."),
+    EngineDeadError: _Rule(500, _SERVER, "engine_dead", "The engine has stopped. The server has to be restarted."),
+    RequestAbortedError: _Rule(500, _SERVER, "request_aborted", "The request was ended before it was complete."),
+    StepError: _Rule(500, _SERVER, "generation_failed", _FAILED),
+    GenerationFailedError: _Rule(500, _SERVER, "generation_failed", _FAILED),
+    BaseException: _Rule(500, _SERVER, "internal_error", _FAILED),
+}
+
+_HTTP_MESSAGES: Mapping[int, tuple[str, str]] = {
+    404: ("not_found", "There is nothing at this path."),
+    405: ("method_not_allowed", "This path does not take this method; the Allow header names those that it takes."),
+}
+
+
+def describe(error: BaseException) -> ErrorReply:
+    """Translate any exception. Never raises, and never lets the text of an unexpected one out."""
+    if isinstance(error, ValidationError):
+        return _describe_validation(error.errors(include_url=False, include_input=False)[0])
+    if isinstance(error, RequestValidationError):  # parameters of the path and the query
+        return _describe_validation(error.errors()[0])
+    if isinstance(error, HTTPException):
+        code, message = _HTTP_MESSAGES.get(error.status_code, (None, error.detail))
+        return ErrorReply(status=error.status_code, message=message, code=code, headers=dict(error.headers or {}))
+    rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
+    return ErrorReply(
+        status=rule.status,
+        message=rule.message or str(error),
+        type=rule.type,
+        param=getattr(error, "param", None) if rule.status < 500 else None,
+        code=rule.code or (getattr(error, "code", None) if rule.status < 500 else None),
+        headers=rule.headers,
+    )
+
+
+def _describe_validation(error: Mapping[str, Any]) -> ErrorReply:
+    """The first thing that is wrong with a body: one clear sentence helps more than a list."""
+    kind, context = error["type"], error.get("ctx", {})
+    location = list(error["loc"])
+    if kind == "json_invalid":
+        return ErrorReply(status=400, message=f"The body is not valid JSON: {context['error']}.")
+    is_own = kind in (UNSUPPORTED_PARAMETER, INVALID_COMBINATION)
+    if is_own and "name" in context:  # found by looking at the whole object, so the location stops there
+        location.append(context["name"])
+    param = parameter_path(location)
+    if is_own:
+        code = kind if kind == UNSUPPORTED_PARAMETER else "invalid_value"
+        return ErrorReply(status=400, message=error["msg"], param=param, code=code)
+    if param is None:
+        return ErrorReply(status=400, message="The body must be a JSON object.", code="invalid_value")
+    if kind == "missing":
+        return ErrorReply(status=400, message=f"'{param}' is required.", param=param, code="missing_required_parameter")
+    text = error["msg"][:1].lower() + error["msg"][1:]
+    return ErrorReply(status=400, message=f"Invalid value for '{param}': {text}.", param=param, code="invalid_value")
+
+
+def parameter_path(location: Sequence[str | int]) -> str | None:
+    """Spell a location as clients write it: ("messages", 0, "role") is `messages[0].role`.
+
+    Tags of a union are written in angle brackets by our schemas and are no part of the path.
+    """
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<"):
+            path += f".{step}" if path else step
+    return path or None
+
+
+async def respond(request: Request, error: Exception) -> Response:
+    """The exception handler for everything that is expected."""
+    log_failure(error)
+    return describe(error).response()
+
+
+def log_failure(error: Exception) -> None:
+    """Leave a trace of errors that are the server's own. Refusals, of bad requests or of more work, leave none."""
+    if describe(error).status == 500:
+        logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Route every expected error through `respond`. The unexpected is caught outside, by the middleware."""
+    for kind in (PeagleError, HttpError, HTTPException, RequestValidationError, ValidationError):
+        app.add_exception_handler(kind, respond)

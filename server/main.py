@@ -1,0 +1,163 @@
+"""The server as a whole: the app, and the process around it.
+
+Owns assembly and the order of a start: listen, answer /health and /ready, load the model in a thread. Importing this
+module does no work. Refuses to know routes (`api`) and the life of the engine (`lifespan`).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+import peagle
+from peagle import EngineConfig, PhaseListener
+from server.api.chat import BODY_DEFINITIONS
+from server.api.router import create_router
+from server.engine_bundle import EngineBundle, EngineStarter
+from server.errors import install_handlers
+from server.lifespan import Lifecycle, lifespan
+from server.logging import configure_logging
+from server.middleware import BodyLimitMiddleware, RequestMiddleware
+from server.prometheus import EngineCollector, create_registry
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+KEEP_CONNECTION_S = 65  # longer than the usual 60 s of load balancers, so that they and not we close idle connections
+CLOSE_CONNECTIONS_S = 5
+BACKLOG = 2048
+
+
+class PeagleApp(FastAPI):
+    """FastAPI, with the schemas of bodies that our own dependency reads."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The API's description."""
+        schema = super().openapi()
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(BODY_DEFINITIONS)
+        return schema
+
+
+def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
+    """The ASGI app of one server. `start_engine` is called once, in a thread, when the app starts up."""
+    app = PeagleApp(title="peagle", version=peagle.__version__, lifespan=lifespan, redirect_slashes=False)
+    lifecycle = Lifecycle(settings.server, start_engine)
+    names = settings.server.served_model_name
+    collector = EngineCollector(
+        get_bundle=lambda: lifecycle.bundle,
+        get_model_name=lambda bundle: names[0] if names else bundle.model_id,
+    )
+    app.state.settings = settings
+    app.state.lifecycle = lifecycle
+    app.state.registry = create_registry(collector)
+    app.state.created_at = int(time.time())
+    app.include_router(create_router())
+    install_handlers(app)
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes)
+    app.add_middleware(RequestMiddleware)  # added last, so it is outermost: refused bodies get an id and a log line
+    return app
+
+
+def loader_starter(config: EngineConfig) -> EngineStarter:
+    """The starter of the real engine. torch is imported when it is called, in the loading thread."""
+
+    def start(on_phase: PhaseListener) -> EngineBundle:
+        loaded = peagle.load_engine(config, on_phase)
+        return EngineBundle(
+            engine=peagle.start_engine(loaded),
+            tokenizer=loaded.tokenizer,
+            chat_template=loaded.tokenizer.chat_template,
+            model_id=model_id(config.model.model),
+        )
+
+    return start
+
+
+def model_id(model: str) -> str:
+    """What clients call a model by default: a hub id as it is, a local checkpoint by the last part of its path."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    return path.resolve().stem if path.is_file() else path.resolve().name
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but a signal begins a drain and keeps listening, so that new work is refused with words."""
+
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: finish what runs. Second: end it. Third: leave at once."""
+        if self._lifecycle.is_aborting:
+            self.force_exit = True
+            self.should_exit = True
+        logger.info("received %s", signal.Signals(sig).name)
+        self._lifecycle.begin_drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: may the process end?"""
+        return await super().on_tick(counter) or self._lifecycle.may_exit()
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal or a failure. Returns the process's exit code."""
+    configure_logging(settings.server.log_level)
+    try:
+        listener = listen(settings.server.host, settings.server.port)
+    except OSError as error:
+        logger.error(
+            "cannot listen on %s port %d: %s; choose another --host or --port",
+            settings.server.host,
+            settings.server.port,
+            error.strerror or error,
+        )
+        return 1
+    return serve(settings, loader_starter(settings.engine), listener)
+
+
+def serve(settings: Settings, start_engine: EngineStarter, listener: socket.socket) -> int:
+    """Serve on an open socket, which is closed at the end. Returns the process's exit code."""
+    app = create_app(settings, start_engine)
+    host, port = listener.getsockname()[:2]
+    logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    create_server(app).run(sockets=[listener])
+    logger.info("stopped")
+    lifecycle: Lifecycle = app.state.lifecycle
+    return 1 if lifecycle.is_failed else 0
+
+
+def create_server(app: FastAPI) -> DrainingServer:
+    """The HTTP server of an app made by `create_app`."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_CONNECTION_S,
+        timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+    )
+    return DrainingServer(config, app.state.lifecycle)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket, before anything slow.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)

@@ -1,0 +1,109 @@
+"""What happens around every request: its id, its access log line, the last catch for errors, the limit of its body.
+
+Owns two pure ASGI layers; they wrap `send` and `receive` once a request and add one frame to each chunk. Refuses to
+know routes and models.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import BodyTooLargeError, describe
+from server.logging import current_request_id
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("server.access")
+
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+CLIENT_GONE = 499  # in the access log only: there is nobody to send it to
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestMiddleware:
+    """Gives a request its id, logs it when it is over, and answers for exceptions that nothing else caught."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        id_header = (b"x-request-id", request_id.encode("ascii"))
+        status, started_at = 0, time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], id_header]
+            await send(message)
+
+        token = current_request_id.set(request_id)
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            status = CLIENT_GONE
+        except Exception as error:
+            if status:
+                raise  # too late to answer: the server closes the connection and logs the traceback
+            logger.exception("a request failed unexpectedly")
+            await describe(error).response()(scope, receive, send_with_id)
+        finally:
+            _log_access(scope, status, time.monotonic() - started_at)
+            current_request_id.reset(token)
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies longer than `max_body_bytes`: by their declared length, and by counting while they arrive."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > self.max_body_bytes:
+            await describe(self._too_large()).response()(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > self.max_body_bytes:
+                    raise self._too_large()
+            return message
+
+        await self.app(scope, receive_counted, send)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"The body is longer than the {self.max_body_bytes} bytes that this server reads.")
+
+
+def _request_id(wanted: str | None) -> str:
+    """The client's own id if it is fit for a header and a log line, else a new one."""
+    return wanted if wanted is not None and _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+
+
+def _log_access(scope: Scope, status: int, duration_s: float) -> None:
+    path = scope["path"]
+    if path in QUIET_PATHS:
+        return
+    client = scope["client"][0] if scope.get("client") else "-"
+    access_logger.info("%s %s %s %d %.1f ms", client, scope["method"], quote(path), status, duration_s * 1e3)

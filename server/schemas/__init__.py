@@ -1,0 +1,1 @@
+"""The bodies of the API, as pydantic models and nothing else."""

@@ -1,0 +1,59 @@
+"""The settings of one server process: the HTTP side's own group, beside the engine's.
+
+Owns the names, defaults and ranges of what only the server needs. Refuses to know where a value came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from peagle.config import EngineConfig, option
+from peagle.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where the server listens, and how it treats its clients."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
+    port: int = option(8000, "port to listen on; 0 takes any free one")
+    served_model_name: tuple[str, ...] | None = option(
+        None, "names that clients may call the model by, comma-separated; the first is used in answers"
+    )
+    log_level: LogLevel = option("info", "least severe level that is logged")
+    keep_alive_s: float = option(15.0, "seconds of silence after which a stream gets an SSE comment; 0 sends none")
+    max_body_bytes: int = option(4 * 2**20, "largest request body, in bytes or with a unit, such as 4MiB")
+    shutdown_timeout_s: float = option(30.0, "seconds that running requests get to finish at shutdown")
+    heartbeat_timeout_s: float = option(
+        60.0, "seconds without an engine step, with work waiting, after which /health says 503"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("host must not be empty")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        names = self.served_model_name
+        if names is not None and (not names or not all(names) or len(set(names)) != len(names)):
+            raise ConfigError(f"served_model_name must be different, non-empty names, got {', '.join(names) or 'none'}")
+        if self.log_level not in get_args(LogLevel):
+            raise ConfigError(f"log_level must be one of {', '.join(get_args(LogLevel))}; got {self.log_level!r}")
+        if self.keep_alive_s < 0:
+            raise ConfigError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
+        if self.max_body_bytes < 1024:
+            raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
+        if self.shutdown_timeout_s < 0:
+            raise ConfigError(f"shutdown_timeout_s must not be negative, got {self.shutdown_timeout_s}")
+        if self.heartbeat_timeout_s <= 0:
+            raise ConfigError(f"heartbeat_timeout_s must be positive, got {self.heartbeat_timeout_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything a server process is started with."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)

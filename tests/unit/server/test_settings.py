@@ -1,0 +1,35 @@
+"""The server's own group: ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peagle.errors import ConfigError
+from server.settings import ServerConfig, Settings
+
+
+def test_the_defaults_listen_on_this_machine_only() -> None:
+    assert (Settings().server.host, Settings().server.port) == ("127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"host": ""}, "host must not be empty"),
+        ({"port": -1}, "port must be between 0 and 65535, got -1"),
+        ({"port": 65536}, "got 65536"),
+        ({"served_model_name": ()}, "served_model_name"),
+        ({"served_model_name": ("a", "")}, "non-empty"),
+        ({"served_model_name": ("a", "a")}, "different"),
+        ({"log_level": "loud"}, "log_level must be one of debug, info, warning, error; got 'loud'"),
+        ({"keep_alive_s": -0.1}, "keep_alive_s"),
+        ({"max_body_bytes": 10}, "at least 1024"),
+        ({"shutdown_timeout_s": -1.0}, "shutdown_timeout_s"),
+        ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(**values)

@@ -1,0 +1,139 @@
+"""The wire shape of a stream, event by event, and the comments of an idle one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.outputs import RequestOutput, Usage
+from peagle.sequence import FinishReason
+from server.streaming import KEEP_ALIVE, ChunkEncoder, KeepAlive
+from tests.builders.server import MODEL, chat_body, serving
+from tests.fakes import Say, ScriptedEngine
+
+PATH = "/v1/chat/completions"
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The parsed events of a stream that ends as it should."""
+    assert text.endswith("\n\n")
+    *events, done = text.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    return [orjson.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+async def test_a_stream_from_role_to_done(include_usage: bool) -> None:
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    engine = ScriptedEngine(cached_tokens=16, finish_reason=FinishReason.LENGTH)
+    async with serving(engine) as client:
+        response = await client.post(PATH, json=chat_body(stream=True, **options))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in response.headers
+    events = events_of(response.text)
+    heads = {(event["id"], event["object"], event["created"], event["model"]) for event in events}
+    ((request_id, kind, _, model),) = heads
+    assert (request_id, kind, model) == (engine.requests[0].request_id, "chat.completion.chunk", MODEL)
+    if include_usage:
+        last = events.pop()
+        num_prompt_tokens = len(engine.requests[0].prompt_token_ids)
+        assert last["choices"] == []
+        assert last["usage"] == {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": 5,
+            "total_tokens": num_prompt_tokens + 5,
+            "prompt_tokens_details": {"cached_tokens": 16},
+        }
+        assert all(event["usage"] is None for event in events)
+    else:
+        assert all("usage" not in event for event in events)
+    choices = [event["choices"] for event in events]
+    assert all(len(choice) == 1 and choice[0]["index"] == 0 for choice in choices)
+    assert [choice[0]["delta"] for choice in choices] == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {"content": "Hello"},
+        {"content": " wor"},
+        {"content": "ld"},
+        {},
+    ]
+    assert [choice[0]["finish_reason"] for choice in choices] == [None, None, None, None, "length"]
+    assert all(choice[0]["logprobs"] is None for choice in choices)
+
+
+def output(text: str, *, finish_reason: FinishReason | None = None) -> RequestOutput:
+    return RequestOutput(
+        request_id="r",
+        text=text,
+        token_ids=[1],
+        finish_reason=finish_reason,
+        usage=Usage(prompt_tokens=2, completion_tokens=3),
+    )
+
+
+@given(st.lists(st.text(), max_size=8), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+def test_chunks_put_together_are_the_answer(texts: Sequence[str], reason: FinishReason) -> None:
+    encoder = ChunkEncoder(request_id="r", created=1, model="m", include_usage=False)
+    outputs = [output(text) for text in texts] + [output("end", finish_reason=reason)]
+    wire = [encoder.encode(item) for item in outputs]
+    assert [bool(events) for events in wire] == [bool(item.text) for item in outputs]  # held-back text sends nothing
+    deltas = [event["choices"][0]["delta"] for event in events_of(b"".join(wire).decode())]
+    assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
+    assert "".join(delta.get("content", "") for delta in deltas) == "".join(texts) + "end"
+    assert sum("role" in delta for delta in deltas) == 1
+
+
+async def test_an_idle_stream_is_kept_alive_and_a_busy_one_is_not() -> None:
+    sent: list[bytes] = []
+    is_third = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        sent.append(message["body"])
+        if len(sent) >= 3:
+            is_third.set()
+
+    keep_alive = KeepAlive(send, interval_s=0.01)
+    await asyncio.wait_for(is_third.wait(), 10)
+    keep_alive.stop()
+    assert set(sent) == {KEEP_ALIVE}
+    num_sent = len(sent)
+    await asyncio.sleep(0.05)
+    assert len(sent) == num_sent
+    never = KeepAlive(send, interval_s=0)
+    await asyncio.sleep(0.05)
+    never.stop()
+    assert len(sent) == num_sent
+
+
+async def test_a_client_that_reads_nothing_gets_no_pile_of_comments() -> None:
+    num_started = 0
+
+    async def send(message: Any) -> None:
+        nonlocal num_started
+        num_started += 1
+        await asyncio.Event().wait()  # the client's window is full
+
+    keep_alive = KeepAlive(send, interval_s=0.001)
+    await asyncio.sleep(0.05)
+    keep_alive.stop()
+    assert num_started == 1
+
+
+async def test_comments_come_between_the_events() -> None:
+    engine = ScriptedEngine(script=[Say("a", delay_s=0.1), Say("b", delay_s=0.1)])
+    async with serving(engine, keep_alive_s=0.02) as client:
+        response = await client.post(PATH, json=chat_body(stream=True))
+    blocks = response.text.removesuffix("\n\n").split("\n\n")
+    assert blocks[0] == ": keep-alive"  # already while the first token is awaited
+    assert blocks[-1] == "data: [DONE]"
+    without_comments = "".join(f"{block}\n\n" for block in blocks if not block.startswith(":"))
+    deltas = [event["choices"][0]["delta"].get("content") for event in events_of(without_comments)]
+    assert deltas == ["", "a", "b", None]
