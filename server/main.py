@@ -7,6 +7,7 @@ module does no work. Refuses to know routes (`api`) and the life of the engine (
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
@@ -34,6 +35,11 @@ logger = logging.getLogger(__name__)
 KEEP_CONNECTION_S = 65  # longer than the usual 60 s of load balancers, so that they and not we close idle connections
 CLOSE_CONNECTIONS_S = 5
 BACKLOG = 2048
+
+# How long an idle thread of torch's pool spins before it sleeps, for OpenMP to read when torch is imported. The default
+# spins for milliseconds: as fast on a quiet machine, but a single other busy process makes every barrier wait for a
+# thread that has lost its core to a spinning one (docs/log.md, 2026-12-01). Whoever sets the variable has the last word.
+OPENMP_SPIN = {"GOMP_SPINCOUNT": "3000"}
 
 
 class PeagleApp(FastAPI):
@@ -112,6 +118,8 @@ class DrainingServer(uvicorn.Server):
 def run(settings: Settings) -> int:
     """Serve until a signal or a failure. Returns the process's exit code."""
     configure_logging(settings.server.log_level)
+    for variable, value in OPENMP_SPIN.items():
+        os.environ.setdefault(variable, value)
     try:
         listener = listen(settings.server.host, settings.server.port)
     except OSError as error:

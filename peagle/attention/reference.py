@@ -32,7 +32,7 @@ class ReferenceAttention:
         output = torch.zeros_like(query)
         for group in metadata.groups:
             for row in range(group.num_rows):
-                keys, values = _visible(cache, group, row, sliding_window)
+                keys, values = _visible(cache, group, row, sliding_window, query.dtype)
                 for head in range(query.shape[1]):
                     kv_head = head * keys.shape[1] // query.shape[1]
                     scores = keys[:, kv_head] @ query[group.first_row + row, head] * scaling  # [num_visible]
@@ -43,7 +43,9 @@ class ReferenceAttention:
         return output
 
 
-def _visible(cache: LayerCache, group: QueryGroup, row: int, sliding_window: int | None) -> tuple[Tensor, Tensor]:
+def _visible(
+    cache: LayerCache, group: QueryGroup, row: int, sliding_window: int | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Keys and values that a row of a group sees, each [num_visible, num_kv_heads, head_dim]."""
     seq, offset = divmod(row, group.width)
     position = int(group.positions[seq, offset])
@@ -51,4 +53,4 @@ def _visible(cache: LayerCache, group: QueryGroup, row: int, sliding_window: int
     visible = range(first, position + 1)
     blocks = [int(group.block_tables[seq, j // group.block_size]) for j in visible]
     offsets = [j % group.block_size for j in visible]
-    return cache.key[blocks, offsets], cache.value[blocks, offsets]
+    return cache.key[blocks, offsets].to(dtype), cache.value[blocks, offsets].to(dtype)

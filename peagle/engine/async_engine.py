@@ -12,13 +12,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from peagle.engine.engine import LLMEngine
 from peagle.engine.interface import EngineHealth
-from peagle.errors import EngineDeadError, EngineOverloadedError, PeagleError, RequestError
-from peagle.outputs import RequestInput, RequestOutput, Usage
+from peagle.engine.request_stream import RequestStream
+from peagle.errors import EngineDeadError, EngineOverloadedError, InvalidParameterError, PeagleError
+from peagle.outputs import RequestInput, RequestOutput
 from peagle.sequence import FinishReason
 from peagle.stats import EngineStats
 
@@ -37,26 +38,9 @@ class _Delivery:
     request_id: str
     item: RequestOutput | PeagleError
 
-
-class _Stream:
-    """Outputs of one request, waiting for its consumer. Event loop only."""
-
-    def __init__(self) -> None:
-        self._items: deque[RequestOutput | PeagleError] = deque()
-        self._arrived = asyncio.Event()
-
-    def put(self, item: RequestOutput | PeagleError) -> None:
-        self._items.append(item)
-        self._arrived.set()
-
-    async def get(self) -> RequestOutput:
-        while not self._items:
-            self._arrived.clear()
-            await self._arrived.wait()
-        item = self._items.popleft()
-        if isinstance(item, PeagleError):
-            raise item
-        return item
+    @property
+    def is_last(self) -> bool:
+        return isinstance(self.item, PeagleError) or self.item.is_finished
 
 
 class AsyncLLMEngine:
@@ -70,11 +54,12 @@ class AsyncLLMEngine:
     def __init__(self, engine: LLMEngine, *, max_num_requests: int) -> None:
         self._engine = engine
         self._max_num_requests = max_num_requests
-        self._inbox: deque[RequestInput | _Abort] = deque()
         self._wake = threading.Condition()
-        self._streams: dict[str, _Stream] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[RequestInput | _Abort] = deque()  # guarded by _wake, like the two flags
         self._is_stopping = False
+        self._is_closed = False  # the inbox takes nothing any more, and everything in it has been answered
+        self._streams: dict[str, RequestStream] = {}  # one until the last output of its request has come, read or not
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._error: str | None = None
         self._busy_since: float | None = None
         self._stats = engine.stats()
@@ -90,15 +75,17 @@ class AsyncLLMEngine:
 
     def generate(self, request: RequestInput) -> AsyncIterator[RequestOutput]:
         """Admit a request and stream its outputs. See `interface.Engine.generate`."""
-        self._require_alive()
+        if self._is_stopping or self._is_closed:
+            raise self._dead_error()
         self._engine.check_request(request)
         if request.request_id in self._streams:
-            raise RequestError(f"request id {request.request_id!r} is already under way", param="request_id")
+            raise InvalidParameterError(f"request id {request.request_id!r} is already under way", param="request_id")
         if len(self._streams) >= self._max_num_requests:
             raise EngineOverloadedError(f"{len(self._streams)} requests are under way already; try again later")
         self._loop = asyncio.get_running_loop()
-        stream = self._streams[request.request_id] = _Stream()
-        self._post(request)
+        if not self._post(request):  # it ended just now
+            raise self._dead_error()
+        stream = self._streams[request.request_id] = RequestStream(len(request.prompt_token_ids))
         return _Consumer(self, request.request_id, stream)
 
     def abort(self, request_id: str) -> None:
@@ -110,63 +97,114 @@ class AsyncLLMEngine:
         """State of the engine thread."""
         busy_since = self._busy_since
         age = 0.0 if busy_since is None else time.monotonic() - busy_since
-        return EngineHealth(is_alive=self._thread.is_alive(), step_age_s=age, error=self._error)
+        is_alive = self._thread.is_alive() and not self._is_closed
+        return EngineHealth(is_alive=is_alive, step_age_s=age, error=self._error)
 
     def stats(self) -> EngineStats:
         """The snapshot that the last step left."""
         return self._stats
 
     def shutdown(self) -> None:
-        """Stop the thread; requests under way end with ABORT."""
+        """Stop the thread; requests under way end with ABORT. The only method that may be called from any thread."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join()
 
-    def release(self, request_id: str) -> None:
-        """The consumer has gone: forget its stream, and abort the request if it has not ended."""
-        if self._streams.pop(request_id, None) is not None and self._thread.is_alive():
+    def release(self, request_id: str, stream: RequestStream) -> None:
+        """The consumer has gone: close its stream, and abort the request if it has not ended.
+
+        The id stays taken until the request's last output has come, so that no later request gets what is left of it.
+        """
+        stream.close()
+        if self._streams.get(request_id) is stream:
             self._post(_Abort(request_id))
 
-    def _post(self, message: RequestInput | _Abort) -> None:
-        with self._wake:
-            self._inbox.append(message)
-            if self._busy_since is None:
-                self._busy_since = time.monotonic()
-            self._wake.notify()
+    def release_from_any_thread(self, request_id: str, stream: RequestStream) -> None:
+        """As `release`, for the garbage collector, which runs on the thread that happens to be allocating."""
+        if not self._call_soon(self.release, request_id, stream):
+            self.release(request_id, stream)  # without a loop there is nobody to get in the way of
 
-    def _require_alive(self) -> None:
-        if not self._thread.is_alive() or self._is_stopping:
-            raise EngineDeadError(f"the engine has ended: {self._error or 'it was shut down'}")
+    def _dead_error(self) -> EngineDeadError:
+        return EngineDeadError(f"the engine has ended: {self._error or 'it was shut down'}")
 
     def _deliver(self, deliveries: list[_Delivery]) -> None:
         for delivery in deliveries:
             stream = self._streams.get(delivery.request_id)
             if stream is None:
-                continue  # its consumer has gone
-            if isinstance(delivery.item, PeagleError) or delivery.item.is_finished:
+                continue  # it was ended together with the loop it belonged to
+            if delivery.is_last:
                 del self._streams[delivery.request_id]
             stream.put(delivery.item)
+
+    def _end_streams(self, reason: FinishReason) -> None:
+        """The thread has ended, and the inbox is closed: end every stream that has not had its last output."""
+        streams, self._streams = self._streams, {}
+        error = "the engine has ended" if reason is FinishReason.ERROR else None
+        for request_id, stream in streams.items():
+            stream.put(
+                RequestOutput(
+                    request_id=request_id,
+                    text="",
+                    token_ids=[],
+                    finish_reason=reason,
+                    usage=stream.usage,
+                    error=error,
+                )
+            )
+
+    # -- both sides --------------------------------------------------------------------------------------------------
+
+    def _post(self, message: RequestInput | _Abort) -> bool:
+        """Put a message into the inbox; False if the thread has ended."""
+        with self._wake:
+            if self._is_closed:
+                return False
+            self._inbox.append(message)
+            if self._busy_since is None:
+                self._busy_since = time.monotonic()
+            self._wake.notify()
+            return True
+
+    def _call_soon(self, callback: Callable[..., None], *arguments: object) -> bool:
+        """Run something on the event loop; False if there is none, or it is closed."""
+        if self._loop is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # it is closed
+            return False
+        return True
 
     # -- engine thread only ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        reason = FinishReason.ABORT
         try:
             while self._wait_for_work():
-                self._send(self._take_inbox() + [_delivery(output) for output in self._engine.step()])
-                self._stats = self._engine.stats()
-                # The heartbeat: reset by every finished step, so that its age is the age of the one that runs.
-                self._busy_since = time.monotonic() if self._engine.has_work else None
-            self._send([_delivery(output) for output in self._engine.abort_all()])
-        except BaseException as error:
-            self._die(error)
-        self._stats = self._engine.stats()
+                self._send(
+                    self._take_inbox() + [_Delivery(output.request_id, output) for output in self._engine.step()]
+                )
+            self._send([_Delivery(output.request_id, output) for output in self._engine.abort_all()])
+        except BaseException as error:  # isolation of steps should have prevented it
+            self._error = f"{type(error).__name__}: {error}"
+            reason = FinishReason.ERROR
+            logger.critical("the engine has ended", exc_info=error)
+        finally:
+            with self._wake:
+                self._is_closed = True
+                self._inbox.clear()
+                self._busy_since = None
+            self._call_soon(self._end_streams, reason)
 
     def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False once the engine is to stop."""
         with self._wake:
             while not (self._inbox or self._engine.has_work or self._is_stopping):
                 self._busy_since = None
                 self._wake.wait()
+            # The heartbeat: its age is that of the step which begins now.
+            self._busy_since = time.monotonic()
             return not self._is_stopping
 
     def _take_inbox(self) -> list[_Delivery]:
@@ -178,7 +216,7 @@ class AsyncLLMEngine:
             if isinstance(message, _Abort):
                 aborted = self._engine.abort(message.request_id)
                 if aborted is not None:
-                    deliveries.append(_delivery(aborted))
+                    deliveries.append(_Delivery(message.request_id, aborted))
                 continue
             try:
                 self._engine.add_request(message)
@@ -187,41 +225,19 @@ class AsyncLLMEngine:
         return deliveries
 
     def _send(self, deliveries: list[_Delivery]) -> None:
-        if not deliveries or self._loop is None:
+        self._stats = self._engine.stats()  # first, so that whoever has an answer finds it counted
+        if not deliveries or self._call_soon(self._deliver, deliveries):
             return
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, deliveries)
-        except RuntimeError:
-            logger.warning("the event loop is closed; %d outputs have no reader", len(deliveries))
-
-    def _die(self, error: BaseException) -> None:
-        """The loop itself raised, which isolation of steps should have prevented: fail what is left and end."""
-        self._error = f"{type(error).__name__}: {error}"
-        logger.critical("the engine has ended", exc_info=error)
-        message = "the engine has ended"
-        request_ids = list(self._streams)
-        failed = [
-            RequestOutput(
-                request_id=request_id,
-                text="",
-                token_ids=[],
-                finish_reason=FinishReason.ERROR,
-                usage=Usage(prompt_tokens=0, completion_tokens=0),
-                error=message,
-            )
-            for request_id in request_ids
-        ]
-        self._send([_delivery(output) for output in failed])
-
-
-def _delivery(output: RequestOutput) -> _Delivery:
-    return _Delivery(output.request_id, output)
+        logger.warning("the event loop is closed; %d outputs have no reader", len(deliveries))
+        for delivery in deliveries:
+            if delivery.is_last:
+                self._streams.pop(delivery.request_id, None)
 
 
 class _Consumer(AsyncIterator[RequestOutput]):
     """The outputs of one request; leaving it early aborts the request."""
 
-    def __init__(self, engine: AsyncLLMEngine, request_id: str, stream: _Stream) -> None:
+    def __init__(self, engine: AsyncLLMEngine, request_id: str, stream: RequestStream) -> None:
         self._engine = engine
         self._request_id = request_id
         self._stream = stream
@@ -235,15 +251,17 @@ class _Consumer(AsyncIterator[RequestOutput]):
         except BaseException:
             await self.aclose()
             raise
+        if output is None:  # closed while this waited
+            raise StopAsyncIteration
         self._is_done = output.is_finished
         return output
 
     async def aclose(self) -> None:
         """Stop reading. Aborts the request unless it has ended."""
         self._is_done = True
-        self._engine.release(self._request_id)
+        self._engine.release(self._request_id, self._stream)
 
     def __del__(self) -> None:
         # A consumer that was dropped without closing must not keep its request alive.
         if not self._is_done:
-            self._engine.release(self._request_id)
+            self._engine.release_from_any_thread(self._request_id, self._stream)

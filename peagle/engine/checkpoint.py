@@ -6,8 +6,6 @@ Owns the four ways to name a model: the embedded default, a directory, a `.gguf`
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -60,29 +58,28 @@ def _converted_gguf(path: Path, report: Report) -> Path:
     if directory.is_dir():
         return directory
     report(f"Converting {path.name}, once ...")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=directory.parent))
     try:
-        convert_default(path, work)
-        work.chmod(0o755)
-        os.replace(work, directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory.parent) as work:
+            made = Path(work) / "model"
+            made.mkdir()
+            convert_default(path, made)
+            made.rename(directory)
     except OSError as error:
-        if directory.is_dir():  # another process was faster
-            return directory
-        raise ModelLoadError(f"cannot write {directory}: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if not directory.is_dir():  # else another process was faster
+            raise ModelLoadError(
+                f"cannot write {directory}: {error}; PEAGLE_CACHE moves the cache to another directory"
+            ) from error
     return directory
 
 
 def _from_hub(model: str, report: Report) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     report(f"Looking for {model} in the hub's cache, and on the hub ...")
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # it lets the errors of its HTTP client through, whichever that is
         raise ModelLoadError(
             f"cannot get {model!r} from the hub ({type(error).__name__}): check the name and the network, or download "
             "it elsewhere and give its directory"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.attention.sdpa import SdpaAttention
@@ -134,8 +134,11 @@ def _shared_tables(head_directory: Path, target_directory: Path) -> SharedWeight
 
 
 def _names(path: Path) -> list[str]:
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
 
 
 def _read_tensor(directory: Path, name: str) -> Tensor | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from peagle.engine.output_processor import OutputProcessor
-from peagle.errors import ContextLengthError, InvalidParameterError
+from peagle.errors import ContextLengthError, IntegrityError, InvalidParameterError
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.outputs import (
     ModelRunnerOutput,
@@ -181,11 +181,6 @@ class LLMEngine:
         self._stats.last_step_time = now
         return [output for output in failed if output is not None] + processed.outputs
 
-    def fail_all(self, error: str) -> list[RequestOutput]:
-        """End every request with ERROR."""
-        ended = [self._end(seq_id, FinishReason.ERROR, error=error) for seq_id in list(self._request_ids)]
-        return [output for output in ended if output is not None]
-
     def abort_all(self) -> list[RequestOutput]:
         """End every request with ABORT."""
         ended = [self._end(seq_id, FinishReason.ABORT) for seq_id in list(self._request_ids)]
@@ -215,8 +210,14 @@ class LLMEngine:
         Raises:
             IntegrityError: with the first contradiction found.
         """
-        self._scheduler.check_integrity()
-        self._parts.kv.check_integrity()
+        self._scheduler.check_integrity()  # the pools included
+        num_scheduled = self._scheduler.num_running + self._scheduler.num_waiting
+        counts = {num_scheduled, self._processor.num_requests, len(self._seq_ids), len(self._request_ids)}
+        if len(counts) > 1:
+            raise IntegrityError(
+                f"{num_scheduled} sequences are scheduled, {self._processor.num_requests} have text, "
+                f"{len(self._seq_ids)} have a name"
+            )
 
     def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run the step; if it raises, again, sequence by sequence, so that only the poisoned ones carry an error."""

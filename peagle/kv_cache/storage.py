@@ -38,7 +38,11 @@ class LayerCache:
     value: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
 
     def write(self, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-        """Store rows in their slots.
+        """Store rows in their slots; what is not a finite number becomes 0.
+
+        Attention gives weight 0 to what a row must not see, and 0 times NaN is NaN. So a row that overflowed must not
+        leave it behind: a rejected draft, the next owner of the block and whoever is padded with the null block would
+        suffer. The row itself is known by its hidden state, and fails its own request (`runner.model_runner`).
 
         Args:
             key: [num_rows, num_kv_heads, head_dim].
@@ -46,17 +50,16 @@ class LayerCache:
             slot_mapping: flat slot of each row, [num_rows] int64; rows that go nowhere carry the null slot.
         """
         slots = self.key.shape[0] * self.key.shape[1]
-        dtype = self.key.dtype
-        self.key.view(slots, -1).index_copy_(0, slot_mapping, key.flatten(1).to(dtype))
-        self.value.view(slots, -1).index_copy_(0, slot_mapping, value.flatten(1).to(dtype))
+        for cached, rows in ((self.key, key), (self.value, value)):
+            finite = rows.flatten(1).to(cached.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            cached.view(slots, -1).index_copy_(0, slot_mapping, finite)
 
 
 class KVStorage:
     """One pool of KV blocks over all layers of a model.
 
-    Zeroed at the start: a block's unwritten tail is masked, but masked values still pass through products with zero
-    weights, and a stray NaN would survive them. On CPU the zeros are the operating system's, so that memory is taken
-    as blocks are used and a start does not wait for it.
+    Zeroed at the start, for the reason that `LayerCache.write` gives. On CPU the zeros are the operating system's, so
+    that memory is taken as blocks are used and a start does not wait for it.
     """
 
     def __init__(self, *, num_layers: int, num_blocks: int, geometry: KVGeometry) -> None:

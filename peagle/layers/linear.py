@@ -44,6 +44,7 @@ def fuse_linears(linears: list[nn.Linear]) -> nn.Linear:
     """One linear layer that gives the concatenated outputs of several with the same input."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
+    assert len({bias is None for bias in biases}) == 1, "either all layers have a bias, or none"
     fused = nn.Linear(weight.shape[1], weight.shape[0], bias=biases[0] is not None, device="meta")
     fused.weight = nn.Parameter(weight, requires_grad=False)
     if biases[0] is not None:

@@ -30,6 +30,11 @@ FUSABLE = ("llama", "qwen3")
 Linear = Callable[[Tensor], Tensor]
 
 
+def is_fusable(config: Any) -> bool:
+    """Whether the loop below is the arithmetic of this `transformers` configuration."""
+    return config.model_type in FUSABLE and config.hidden_act == "silu"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLayer:
     """Weights of one decoder layer, ready to multiply."""
@@ -64,7 +69,7 @@ class FusedTarget:
         self._tap_layer_ids = frozenset(tap_layer_ids)
         self._num_heads: int = config.num_attention_heads
         self._eps: float = config.rms_norm_eps
-        self._compute_dtype = torch.float32 if packed else model.dtype
+        self.dtype: torch.dtype = torch.float32 if packed else model.dtype
         self._rotary = model.model.rotary_emb
         # a copy: the loaded tensor is a view of the mapped checkpoint file and would keep all of it in memory
         self._embedding = model.model.embed_tokens.weight.detach().clone()  # [vocab_size, hidden_size]
@@ -76,7 +81,7 @@ class FusedTarget:
         self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, storage: KVStorage
     ) -> TargetOutput:
         """Run every layer over the rows, writing their keys and values. See `TargetModel.forward`."""
-        hidden = self._embedding.index_select(0, input_ids).to(self._compute_dtype)  # [num_rows, hidden_size]
+        hidden = self._embedding.index_select(0, input_ids).to(self.dtype)  # [num_rows, hidden_size]
         cos, sin = self._rotation(hidden, positions)
         taps: list[Tensor] = []
         for index, layer in enumerate(self._layers):
@@ -142,7 +147,7 @@ class FusedTarget:
         return weight * F.rms_norm(rows.float(), (rows.shape[-1],), None, self._eps).to(rows.dtype)
 
     def _vector(self, norm: Any) -> Tensor:
-        weight: Tensor = norm.weight.detach().to(self._compute_dtype)
+        weight: Tensor = norm.weight.detach().to(self.dtype)
         return weight
 
     def _take_layer(self, layer: Any, packed: bool) -> FusedLayer:

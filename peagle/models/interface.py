@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from peagle.attention.metadata import AttentionMetadata
@@ -39,6 +40,7 @@ class TargetModel(Protocol):
     """A causal language model over packed rows and paged keys and values."""
 
     geometry: TargetGeometry
+    dtype: torch.dtype  # of hidden states and queries
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, storage: KVStorage

@@ -18,7 +18,7 @@ from peagle.attention.backend import AttentionBackend
 from peagle.config import ModelConfig
 from peagle.errors import ConfigError, ModelLoadError
 from peagle.layers.linear import pack_linears
-from peagle.models.fused_target import FUSABLE, FusedTarget
+from peagle.models.fused_target import FusedTarget, is_fusable
 from peagle.models.interface import TargetModel
 from peagle.models.registry import check_family
 from peagle.models.transformers_target import TransformersTarget
@@ -115,7 +115,7 @@ def load_target(
     num_layers = config.num_hidden_layers
     if any(not 0 <= layer_id <= num_layers for layer_id in tap_layer_ids):
         raise ModelLoadError(f"the draft head taps layers {tap_layer_ids}, but the target has {num_layers} layers")
-    is_fused = config.model_type in FUSABLE
+    is_fused = is_fusable(config)
     model = _load_transformers(directory, config, precision, is_fused=is_fused)
     if is_fused:
         return FusedTarget(model, backend, tap_layer_ids, packed=precision.packed)

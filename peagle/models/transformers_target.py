@@ -85,6 +85,7 @@ class TransformersTarget:
         AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
         model.set_attn_implementation(ATTENTION_NAME)
         self.geometry = geometry_of(model.config)
+        self.dtype: torch.dtype = model.dtype
         self._model = model
         self._backend = backend
         self._taps: dict[int, Tensor] = {}

@@ -90,7 +90,7 @@ def build_input_batch(
         max_width: rows up to which a sampling sequence counts as decoding: K + 1.
     """
     decoding = [i for i, s in enumerate(scheduled) if s.is_sampling and len(s.token_ids) <= max_width]
-    chunks = [i for i in range(len(scheduled)) if i not in set(decoding)]
+    chunks = sorted(set(range(len(scheduled))) - set(decoding))
     first_rows = [0] * len(scheduled)
     sections: list[Section] = []
     first_row = 0

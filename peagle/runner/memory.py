@@ -15,6 +15,7 @@ from peagle.errors import ConfigError
 
 _DEFAULT_CPU_BYTES = 2**30
 _CUDA_SHARE = 0.85
+_MIN_MODEL_LEN = 2  # a token of prompt and one of answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,12 @@ def size_cache(
         num_blocks = _available_bytes(config, device) // block_bytes
     num_tokens = num_blocks * config.block_size
     if num_tokens < max_model_len:
-        needed = -(-max_model_len // config.block_size) * block_bytes
+        needed = -(-max_model_len // config.block_size)
+        more = f"--num-kv-blocks {needed}" if config.num_kv_blocks else f"--kv-cache-memory {needed * block_bytes}"
+        shorter = f"--max-model-len {num_tokens} or lower, or " if num_tokens >= _MIN_MODEL_LEN else ""
         raise ConfigError(
-            f"the KV cache holds {num_tokens} tokens, less than max_model_len {max_model_len}: set --max-model-len "
-            f"{max(num_tokens, 1)} or lower, or --kv-cache-memory {needed} or higher"
+            f"the KV cache holds {num_tokens} tokens, less than max_model_len {max_model_len}: "
+            f"set {shorter}{more} or higher"
         )
     return CacheSize(num_blocks=num_blocks, num_bytes=num_blocks * block_bytes)
 

@@ -27,6 +27,8 @@ from peagle.sampling.sampler import sample
 from peagle.verifier.acceptance import VerifyResult, verify
 from peagle.verifier.layout import NO_TOKEN, padded_drafts, padded_rows
 
+_NOT_NUMBERS = "the model's hidden states or logits are not numbers for this request"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerLimits:
@@ -66,7 +68,6 @@ class ModelRunner:
         self._max_width = limits.num_speculative_tokens + 1
         self._pool = PagePool(block_size=storage.block_size, null_block=storage.null_block)
         self._device = storage.layers[0].key.device
-        self._mask_dtype = _mask_dtype(storage)
         self._graphs: GraphRunner[GridShape] = GraphRunner(
             self._decode, _decode_buffers(limits, padding, self._device), capture=capture
         )
@@ -78,17 +79,18 @@ class ModelRunner:
         rows = batch.logit_rows
         if batch.is_decode_only:
             outputs = self._run_grid(batch.sections[0])
-            features = outputs.get("features")
+            features, is_finite = outputs.get("features"), outputs["is_finite"]
             logits = outputs["logits"]
             if rows != list(range(len(logits))):  # padding, or another order
                 logits = logits[rows]
             tokens = self._verify(step.scheduled, logits)
         else:
             target_output = self._run_sections(batch)
-            features = target_output.features
+            features, is_finite = target_output.features, _finite_rows(target_output.hidden)
             tokens = {}
             if rows:
                 tokens = self._verify(step.scheduled, self._target.logits(target_output.hidden[rows]))
+        tokens |= _broken_prefills(batch, is_finite)
         drafts = self._draft(batch, tokens, features)
         return ModelRunnerOutput(
             outputs=tuple(_sequence_output(scheduled, tokens, drafts) for scheduled in step.scheduled)
@@ -108,7 +110,7 @@ class ModelRunner:
         groups = self._groups(shape, 0, inputs["positions"], inputs["block_tables"])
         metadata = AttentionMetadata(slot_mapping=inputs["slot_mapping"], groups=groups)
         output = self._target.forward(inputs["input_ids"], inputs["positions"], metadata, self._storage)
-        outputs = {"logits": self._target.logits(output.hidden)}
+        outputs = {"logits": self._target.logits(output.hidden), "is_finite": _finite_rows(output.hidden)}
         if output.features is not None:
             outputs["features"] = output.features
         return outputs
@@ -140,7 +142,7 @@ class ModelRunner:
                     positions=grid[first_seq:last_seq],
                     block_tables=block_tables[first_seq:last_seq, : span.num_blocks],
                     block_size=self._pool.block_size,
-                    dtype=self._mask_dtype,
+                    dtype=self._target.dtype,
                 )
             )
             first_seq = last_seq
@@ -182,12 +184,6 @@ class ModelRunner:
         return torch.as_tensor(values, device=self._device)
 
 
-def _mask_dtype(storage: KVStorage) -> torch.dtype:
-    """Masks have the type of the queries; a cache in half precision on CPU is read as float32."""
-    key = storage.layers[0].key
-    return torch.float32 if key.device.type == "cpu" and key.dtype.itemsize == 2 else key.dtype
-
-
 def _decode_buffers(limits: RunnerLimits, padding: PaddingPolicy, device: torch.device) -> StaticBuffers:
     num_seqs = padding.batch_sizes.sizes[-1]
     num_rows = num_seqs * (limits.num_speculative_tokens + 1)
@@ -207,9 +203,35 @@ def _to_host(sampling: SequenceOf[ScheduledSequence], result: VerifyResult) -> d
             seq_id=scheduled.seq_id,
             token_ids=emitted[index][: accepted[index] + 1] if is_usable else (),
             num_accepted_tokens=accepted[index] if is_usable else 0,
-            error=None if is_usable else "the model's logits are not numbers for this request",
+            error=None if is_usable else _NOT_NUMBERS,
         )
     return outputs
+
+
+def _finite_rows(hidden: Tensor) -> Tensor:
+    """Which rows of hidden states hold numbers only, [num_rows] bool. A sum costs a fiftieth of asking each element."""
+    return hidden.sum(-1, dtype=torch.float32).isfinite()
+
+
+def _broken_prefills(batch: InputBatch, is_finite: Tensor) -> dict[int, SequenceOutput]:
+    """Errors of sequences one of whose known rows overflowed, by seq id.
+
+    The cache does not carry NaN on to later rows, so it has to be noticed in the step where it arises. A sequence with
+    a single known row is left out: that row is sampled, and its logits tell.
+    """
+    prefills = [
+        (s, first)
+        for s, first in zip(batch.scheduled, batch.first_rows, strict=True)
+        if s.num_known_tokens > 1 or not s.is_sampling
+    ]
+    if not prefills:
+        return {}
+    finite = is_finite.tolist()
+    return {
+        s.seq_id: SequenceOutput(seq_id=s.seq_id, token_ids=(), num_accepted_tokens=0, error=_NOT_NUMBERS)
+        for s, first in prefills
+        if not all(finite[first : first + s.num_known_tokens])
+    }
 
 
 def _sequence_output(

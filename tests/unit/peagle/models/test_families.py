@@ -96,9 +96,9 @@ def test_paged_passes_equal_the_unmodified_model(family: str, chunk: int, tmp_pa
         spans = [first[start : start + chunk], second[start : start + chunk]]
         output = step(target, storage, [(spans[i], start, tables[i]) for i in range(2)])
         assert output.features is not None
-        for i, rows in enumerate(output.hidden.split(len(spans[0]))):
+        for i, rows in enumerate(output.hidden.view(2, len(spans[0]), -1)):
             logits[i].append(target.logits(rows))
-        for i, rows in enumerate(output.features.split(len(spans[0]))):
+        for i, rows in enumerate(output.features.view(2, len(spans[0]), -1)):
             features[i].append(rows)
     for i, tokens in enumerate([first, second]):
         wanted_logits, wanted_features = reference(family, tokens)

@@ -1,0 +1,72 @@
+"""The tensors behind blocks: where a row lands, what it may leave behind, and how much memory it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.kv_cache.storage import KVGeometry, KVStorage
+
+
+def make_geometry(dtype: torch.dtype = torch.float32, block_size: int = 4) -> KVGeometry:
+    return KVGeometry(block_size=block_size, num_kv_heads=2, head_dim=3, dtype=dtype, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_pool_is_zeroed_and_has_a_block_more_than_it_gives_away(dtype: torch.dtype) -> None:
+    storage = KVStorage(num_layers=3, num_blocks=5, geometry=make_geometry(dtype))
+    assert len(storage.layers) == 3
+    assert (storage.null_block, storage.null_slot) == (5, 20)
+    for layer in storage.layers:
+        for tensor in (layer.key, layer.value):
+            assert tensor.dtype == dtype
+            assert tensor.shape == (6, 4, 2, 3)
+            assert not tensor.any()
+
+
+def test_layers_share_no_memory() -> None:
+    storage = KVStorage(num_layers=2, num_blocks=2, geometry=make_geometry())
+    tensors = [tensor for layer in storage.layers for tensor in (layer.key, layer.value)]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert [float(tensor.mean()) for tensor in tensors] == [0.0, 1.0, 2.0, 3.0]
+
+
+@given(slots=st.lists(st.integers(0, 23), min_size=1, max_size=10, unique=True), is_view=st.booleans())
+@settings(deadline=None)
+def test_rows_land_in_their_slots_and_nowhere_else(slots: list[int], is_view: bool) -> None:
+    storage = KVStorage(num_layers=1, num_blocks=5, geometry=make_geometry())
+    rows = torch.arange(1.0, len(slots) * 12 + 1).view(len(slots), 4, 3)
+    key, value = rows[:, :2], rows[:, 2:]
+    if not is_view:
+        key, value = key.contiguous(), value.contiguous()
+    storage.layers[0].write(key, value, torch.tensor(slots))
+    for tensor, written in ((storage.layers[0].key, key), (storage.layers[0].value, value)):
+        for row, slot in enumerate(slots):
+            assert torch.equal(tensor[slot // 4, slot % 4], written[row])
+        assert int(tensor.count_nonzero()) == written.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_numbers_only(dtype: torch.dtype) -> None:
+    """1e6 is a number, but not one of fp16."""
+    storage = KVStorage(num_layers=1, num_blocks=1, geometry=make_geometry(dtype))
+    key = torch.full((3, 2, 3), 2.0)
+    key[0, 0] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    key[1, 1, 2] = 1e6
+    storage.layers[0].write(key, -key, torch.tensor([0, 2, storage.null_slot]))
+    cached = storage.layers[0].key
+    assert cached[0, 0].tolist() == [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
+    assert float(cached[0, 2, 1, 2]) == (1e6 if dtype == torch.float32 else 0.0)
+    assert cached.isfinite().all()
+    assert storage.layers[0].value.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_block_bytes_are_what_a_block_takes(dtype: torch.dtype) -> None:
+    geometry = make_geometry(dtype, block_size=8)
+    storage = KVStorage(num_layers=3, num_blocks=7, geometry=geometry)
+    taken = sum(tensor[0].nbytes for layer in storage.layers for tensor in (layer.key, layer.value))
+    assert geometry.block_bytes(3) == taken

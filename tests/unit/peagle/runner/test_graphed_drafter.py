@@ -1,0 +1,129 @@
+"""Drafting at fixed shapes against the drafter itself, step by step, up to the end of the context."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from peagle.drafter.head import PEagleHead
+from peagle.drafter.peagle import PEagleDrafter
+from peagle.runner.graphed_drafter import GraphedDrafter
+from tests.builders.draft_history import DraftHistory, HistoryStep, draft_batch
+from tests.builders.head import tiny_head
+from tests.builders.runner import PADDINGS, RunnerSizes, make_plain_drafter
+
+MAX_LEN = 40
+
+
+def make_sizes(num_speculative_tokens: int) -> RunnerSizes:
+    return RunnerSizes(num_speculative_tokens=num_speculative_tokens, max_num_seqs=5, max_model_len=MAX_LEN)
+
+
+def make_histories(num_seqs: int, sizes: RunnerSizes, head: PEagleHead, *, seed: int) -> list[DraftHistory]:
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    blocks = rng.sample(range(sizes.num_blocks), sizes.num_blocks)
+    return [
+        DraftHistory(
+            token_ids=[rng.randrange(100) for _ in range(rng.choice([1, 3, 12, 30]))],
+            features=torch.randn(MAX_LEN, head.config.feature_size, generator=generator, dtype=head.dtype),
+            block_table=[blocks.pop() for _ in range(sizes.max_num_blocks)],
+            rng=random.Random(seed),
+        )
+        for _ in range(num_seqs)
+    ]
+
+
+def random_step(history: DraftHistory, rng: random.Random, num_speculative_tokens: int) -> HistoryStep:
+    """A decode, or now and then one in whose place the target failed."""
+    room = MAX_LEN - history.num_tokens - 1  # a step yields one token beyond its accepted drafts
+    num_drafts = rng.randint(0, max(0, min(num_speculative_tokens, room)))
+    max_next_drafts = rng.choice([0, 1, num_speculative_tokens, num_speculative_tokens])
+    before = history.start, list(history.token_ids)
+    step = history.step(num_rows=1, num_drafts=num_drafts, max_next_drafts=max_next_drafts)
+    if rng.random() < 0.1:
+        history.start, history.token_ids = before
+        return HistoryStep(scheduled=step.scheduled, emitted=[], rows=step.rows * float("nan"))
+    return step
+
+
+def check_step(plain: PEagleDrafter, graphed: GraphedDrafter, steps: list[HistoryStep], *, gap: int = 0) -> int:
+    """Both propose the same; returns for how many sequences."""
+    batch = draft_batch(steps, gap=gap)
+    wanted, got = plain.propose(batch), graphed.propose(batch)
+    assert got.indices == wanted.indices
+    assert torch.equal(got.draft_token_ids, wanted.draft_token_ids)
+    return len(got.indices)
+
+
+def check_caches(plain: PEagleDrafter, graphed_storage: PEagleDrafter, histories: list[DraftHistory]) -> None:
+    """The committed slots of both pools are equal."""
+    for history in histories:
+        for one, other in zip(plain.storage.layers, graphed_storage.storage.layers, strict=True):
+            for mine, theirs in ((one.key, other.key), (one.value, other.value)):
+                slots = [tensor[history.block_table].flatten(0, 1)[: history.start] for tensor in (mine, theirs)]
+                assert (slots[0] - slots[1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@pytest.mark.parametrize("num_speculative_tokens", [1, 2, 4])
+def test_decoding_steps_up_to_the_end_of_the_context(policy: str, num_speculative_tokens: int) -> None:
+    sizes = make_sizes(num_speculative_tokens)
+    head = tiny_head()
+    plain, inner = make_plain_drafter(head, sizes), make_plain_drafter(head, sizes)
+    graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
+    histories = make_histories(5, sizes, head, seed=num_speculative_tokens)
+    rng = random.Random(num_speculative_tokens)
+    torch.manual_seed(0)
+    prefill = [history.step(num_rows=MAX_LEN, num_drafts=0, max_next_drafts=0) for history in histories]
+    check_step(plain, graphed, prefill)
+    num_drafting = set()
+    while alive := [history for history in histories if history.num_tokens < MAX_LEN]:
+        chosen = rng.sample(alive, rng.randint(1, len(alive)))
+        steps = [random_step(history, rng, num_speculative_tokens) for history in chosen]
+        widest = max(len(step.rows) for step in steps)
+        gap = rng.randint(0, num_speculative_tokens + 1 - widest)  # the target's grid is never wider than K + 1
+        num_drafting.add((check_step(plain, graphed, steps, gap=gap), len(steps)))
+    check_caches(plain, inner, histories)
+    assert any(0 < num < num_seqs for num, num_seqs in num_drafting), "some of a batch must not have drafted"
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+def test_steps_with_chunks_take_the_other_way(policy: str) -> None:
+    sizes = make_sizes(4)
+    head = tiny_head()
+    plain, inner = make_plain_drafter(head, sizes), make_plain_drafter(head, sizes)
+    graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
+    decoding, prefilling = make_histories(2, sizes, head, seed=0)
+    decoding.token_ids, prefilling.token_ids = [4, 5], list(range(30))
+    torch.manual_seed(0)
+    for num_rows in (2, 7, 30):
+        steps = [history.step(num_rows=num_rows, num_drafts=1, max_next_drafts=4) for history in (decoding, prefilling)]
+        assert check_step(plain, graphed, steps) == (2 if num_rows == 30 else 1)
+    check_caches(plain, inner, [decoding, prefilling])
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+def test_nobody_drafts(policy: str) -> None:
+    sizes = make_sizes(3)
+    head = tiny_head()
+    plain, inner = make_plain_drafter(head, sizes), make_plain_drafter(head, sizes)
+    graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
+    histories = make_histories(2, sizes, head, seed=1)
+    for history in histories:
+        history.token_ids = history.token_ids[:1]
+    steps = [history.step(num_rows=1, num_drafts=2, max_next_drafts=0) for history in histories]
+    assert check_step(plain, graphed, steps) == 0
+    failed = [HistoryStep(scheduled=step.scheduled, emitted=[], rows=step.rows) for step in steps]
+    assert check_step(plain, graphed, failed) == 0
+    check_caches(plain, inner, histories)
+
+
+def test_it_looks_like_the_drafter_it_wraps() -> None:
+    sizes = make_sizes(4)
+    inner = make_plain_drafter(tiny_head(), sizes)
+    graphed = GraphedDrafter(inner, padding=PADDINGS["fixed"](sizes), capture=False)
+    for name in ("num_speculative_tokens", "num_layers", "aux_layer_ids"):
+        assert getattr(graphed, name) == getattr(inner, name)

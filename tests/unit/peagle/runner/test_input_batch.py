@@ -1,0 +1,137 @@
+"""Packing against a naive construction, row by row, for both ways of padding."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.outputs import ScheduledSequence
+from peagle.runner.input_batch import InputBatch, PagePool, Section, build_input_batch
+from peagle.sampling_params import SamplingParams
+from tests.builders.runner import PADDINGS, RunnerSizes
+
+SIZES = RunnerSizes(num_speculative_tokens=3, max_num_seqs=6, max_model_len=400, block_size=4)
+POOL = PagePool(block_size=4, null_block=1000)
+MAX_WIDTH = SIZES.num_speculative_tokens + 1
+
+
+@st.composite
+def scheduled_sequences(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
+    """Decodes with drafts, short and long last chunks, and chunks that do not sample, with blocks in no order."""
+    free = random.Random(draw(st.integers(0, 9))).sample(range(700), 700)
+    scheduled = []
+    for seq_id in range(draw(st.integers(1, SIZES.max_num_seqs))):
+        is_sampling = draw(st.booleans())
+        num_drafts = draw(st.integers(0, SIZES.num_speculative_tokens)) if is_sampling else 0
+        num_known = 1 if num_drafts else draw(st.integers(1, 9))
+        start = draw(st.integers(0, 12) | st.integers(300, 380))
+        num_rows = num_known + num_drafts
+        num_blocks = -(-(start + num_rows) // POOL.block_size) + draw(st.integers(0, 2))
+        scheduled.append(
+            ScheduledSequence(
+                seq_id=seq_id,
+                start=start,
+                token_ids=draw(st.lists(st.integers(1, 99), min_size=num_rows, max_size=num_rows)),
+                num_draft_tokens=num_drafts,
+                is_sampling=is_sampling,
+                next_token_id=None if is_sampling else 7,
+                max_next_drafts=0,
+                block_table=[free.pop() for _ in range(num_blocks)],
+                drafter_block_table=(),
+                params=SamplingParams(),
+                seed=0,
+            )
+        )
+    return tuple(scheduled)
+
+
+def pack(scheduled: tuple[ScheduledSequence, ...], policy: str) -> InputBatch:
+    return build_input_batch(scheduled, POOL, PADDINGS[policy](SIZES), max_width=MAX_WIDTH)
+
+
+def check_row(section: Section, row: int, sequence: ScheduledSequence | None, offset: int) -> None:
+    """Token, position and slot of one row of a section."""
+    found = (int(section.input_ids[row]), int(section.positions[row]), int(section.slot_mapping[row]))
+    if sequence is None or offset >= len(sequence.token_ids):
+        assert found == (0, 0, POOL.null_slot)
+        return
+    position = sequence.start + offset
+    slot = sequence.block_table[position // POOL.block_size] * POOL.block_size + position % POOL.block_size
+    assert found == (sequence.token_ids[offset], position, slot)
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_every_row_is_right(policy: str, scheduled: tuple[ScheduledSequence, ...]) -> None:
+    batch = pack(scheduled, policy)
+    next_row = 0
+    for section in batch.sections:
+        assert section.first_row == next_row
+        next_row += section.shape.num_rows
+        width = section.shape.width
+        for seq in range(section.shape.num_seqs):
+            sequence = scheduled[section.indices[seq]] if seq < len(section.indices) else None
+            for offset in range(width):
+                check_row(section, seq * width + offset, sequence, offset)
+            num_blocks = 0
+            if sequence is not None:
+                num_blocks = -(-(sequence.start + len(sequence.token_ids)) // POOL.block_size)
+                assert batch.first_rows[section.indices[seq]] == section.first_row + seq * width
+            table = [] if sequence is None else list(sequence.block_table[:num_blocks])
+            columns = section.block_tables.shape[1]
+            assert section.block_tables[seq].tolist() == table + [POOL.null_block] * (columns - num_blocks)
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_sections_hold_every_sequence_once(policy: str, scheduled: tuple[ScheduledSequence, ...]) -> None:
+    batch = pack(scheduled, policy)
+    decoding = {i for i, s in enumerate(scheduled) if s.is_sampling and len(s.token_ids) <= MAX_WIDTH}
+    sections = list(batch.sections)
+    if decoding:
+        assert set(sections.pop(0).indices) == decoding
+    assert [section.indices for section in sections] == [(i,) for i in range(len(scheduled)) if i not in decoding]
+    assert sum(len(section.indices) for section in batch.sections) == len(scheduled)
+    assert batch.is_decode_only == (len(decoding) == len(scheduled))
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_logits_rows_are_the_last_known_row_and_the_drafts(
+    policy: str, scheduled: tuple[ScheduledSequence, ...]
+) -> None:
+    batch = pack(scheduled, policy)
+    ids = {s.first_row + row: int(s.input_ids[row]) for s in batch.sections for row in range(s.shape.num_rows)}
+    sampled = [s for s in scheduled if s.is_sampling]
+    wanted = [token_id for s in sampled for token_id in s.token_ids[s.num_known_tokens - 1 :]]
+    assert [ids[row] for row in batch.logit_rows] == wanted
+
+
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_spans_reach_as_far_as_their_sequences(scheduled: tuple[ScheduledSequence, ...]) -> None:
+    for section in pack(scheduled, "eager").sections:
+        lengths = [scheduled[i].start + len(scheduled[i].token_ids) for i in section.indices]
+        counts = [span.num_blocks for span in section.shape.spans for _ in range(span.num_seqs)]
+        assert len(counts) == len(lengths)
+        assert all(-(-length // POOL.block_size) <= count for length, count in zip(lengths, counts, strict=True))
+        assert section.block_tables.shape[1] == counts[0]
+
+
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_fixed_grids_are_buckets(scheduled: tuple[ScheduledSequence, ...]) -> None:
+    padding = PADDINGS["fixed"](SIZES)
+    batch = pack(scheduled, "fixed")
+    section = batch.sections[0]
+    if batch.is_decode_only:
+        assert section.shape.width == MAX_WIDTH
+        assert len(section.shape.spans) == 1
+        assert section.shape.num_seqs in padding.batch_sizes.sizes
+        assert section.shape.spans[0].num_blocks in padding.block_counts.sizes
