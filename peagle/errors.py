@@ -9,8 +9,7 @@
     │   └── ContextLengthError         prompt (+ answer) longer than the context
     ├── EngineError                    the server is at fault
     │   ├── EngineDeadError            the engine thread has ended; nothing can be served
-    │   ├── EngineOverloadedError      the queue is full; try again later
-    │   └── StepError                  one step failed; the requests in it failed with it
+    │   └── EngineOverloadedError      the queue is full; try again later
     └── IntegrityError                 an internal invariant is broken (raised by self-checks only)
 
 Owns the names and what they carry. Refuses to know HTTP: `server.errors` translates at one boundary.
@@ -73,10 +72,6 @@ class EngineDeadError(EngineError):
 
 class EngineOverloadedError(EngineError):
     """The waiting queue is full."""
-
-
-class StepError(EngineError):
-    """A step failed. The requests that took part in it have failed; all others go on."""
 
 
 class IntegrityError(PeagleError):

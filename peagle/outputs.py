@@ -62,7 +62,7 @@ class SequenceOutput:
     token_ids: SequenceOf[int]  # accepted drafts, then the recovered or bonus token; empty for a chunk
     num_accepted_tokens: int  # accepted drafts alone: len(token_ids) - 1 when sampling, else 0
     draft_token_ids: SequenceOf[int] = ()  # proposals for the next step
-    error: str | None = None  # the sequence's result is unusable (its logits were not numbers); nothing is committed
+    error: str | None = None  # the result is unusable (not numbers, or the step raised); nothing is committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class Generation:
     lifecycle: Lifecycle
 
     async def __aenter__(self) -> AsyncIterator[RequestOutput]:
+        self.lifecycle.enter(self.request_id)
         return self.outputs
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,7 +99,6 @@ async def start_chat(body: ChatCompletionRequest, *, served_names: tuple[str, ..
             request_id=request_id, prompt_token_ids=prompt_token_ids, params=params, arrival_time=time.monotonic()
         )
     )
-    lifecycle.enter(request_id)
     return Generation(
         request_id=request_id,
         model=served_names[0],

@@ -6,6 +6,7 @@ module does no work. Refuses to know routes (`api`) and the life of the engine (
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal

@@ -9,8 +9,14 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import pytest
+from hypothesis import settings
 
 REPORT = pytest.StashKey[list[str]]()
+
+
+# A deadline is a timed test, and the machine may be busy.
+settings.register_profile("peagle", deadline=None)
+settings.load_profile("peagle")
 
 
 def pytest_configure(config: pytest.Config) -> None:

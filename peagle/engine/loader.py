@@ -6,6 +6,9 @@ HTTP; whoever starts an engine listens to its phases.
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import gc
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -31,6 +34,7 @@ from peagle.models.loader import (
     Precision,
     choose_device,
     choose_precision,
+    has_experts,
     load_target,
     read_model_config,
     torch_dtype,
@@ -99,7 +103,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         max_num_blocks=-(-max_model_len // block_size),
         num_speculative_tokens=plan.num_speculative_tokens,
     )
-    capture = _should_capture(config.graph, precision.device)
+    capture = _should_capture(config.graph, precision.device, model_config)
     padding = _padding(config.graph, limits, capture=capture)
     storage = KVStorage(num_layers=target.geometry.num_layers, num_blocks=size.num_blocks, geometry=geometry)
     sizes = DrafterSizes(
@@ -132,7 +136,17 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         num_speculative_tokens=plan.num_speculative_tokens,
         seed=config.model.seed,
     )
+    _give_back_memory()
     return LoadedEngine(engine=LLMEngine(parts), tokenizer=tokenizer, config=config, directory=directory)
+
+
+def _give_back_memory() -> None:
+    """Return to the system what loading needed and serving does not, such as weights before they were packed."""
+    gc.collect()
+    libc = ctypes.util.find_library("c")
+    trim = getattr(ctypes.CDLL(libc), "malloc_trim", None) if libc else None  # glibc's own
+    if trim is not None:
+        trim(0)
 
 
 def start_engine(loaded: LoadedEngine) -> AsyncLLMEngine:
@@ -166,10 +180,15 @@ def _kv_geometry(cache: CacheConfig, target: TargetGeometry, precision: Precisio
     )
 
 
-def _should_capture(graph: GraphConfig, device: torch.device) -> bool:
-    if graph.graph_mode == "capture" and device.type != "cuda":
-        raise ConfigError("graph_mode capture needs a CUDA device; use auto or eager")
-    return device.type == "cuda" and graph.graph_mode != "eager"
+def _should_capture(graph: GraphConfig, device: torch.device, model_config: Any) -> bool:
+    obstacle = None
+    if device.type != "cuda":
+        obstacle = "needs a CUDA device"
+    elif has_experts(model_config):
+        obstacle = "cannot hold a mixture of experts, whose shapes depend on the tokens"
+    if graph.graph_mode == "capture" and obstacle is not None:
+        raise ConfigError(f"graph_mode capture {obstacle}; use auto or eager")
+    return graph.graph_mode != "eager" and obstacle is None
 
 
 def _padding(graph: GraphConfig, limits: RunnerLimits, *, capture: bool) -> PaddingPolicy:

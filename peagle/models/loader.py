@@ -127,7 +127,8 @@ def load_target(
 def _load_transformers(directory: Path, config: Any, precision: Precision, *, is_fused: bool) -> PreTrainedModel:
     # The fused path packs layer by layer, so the checkpoint stays in half precision until its layer's turn.
     dtype = config.dtype if precision.packed and is_fused else precision.compute_dtype
-    extra = {"experts_implementation": "eager"} if _has_experts(config) else {}
+    # The grouped matrix products that transformers prefers take neither double nor every CPU.
+    extra = {"experts_implementation": "eager"} if has_experts(config) else {}
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(

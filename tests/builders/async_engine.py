@@ -16,7 +16,7 @@ from tests.builders.server import DEADLINE_S, eventually
 
 
 class GatedRunner:
-    """A real runner behind a gate, which is open at first. Steps are counted when they reach the gate.
+    """A real runner behind a gate, which is open at first.
 
     Attributes:
         steps: seeds of the sequences of each step; a test that gives every request a seed knows it by that.
@@ -26,16 +26,21 @@ class GatedRunner:
         self._inner = inner
         self._permits = threading.Semaphore(0)
         self._is_open = True
+        self._num_held = 0
         self.steps: list[list[int]] = []
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self.steps.append([scheduled.seed for scheduled in step.scheduled])
         if not self._is_open:
+            self._num_held += 1
             assert self._permits.acquire(timeout=DEADLINE_S), "the test forgot to open the gate"
         return self._inner.execute(step)
 
     def close(self) -> None:
         """Let no step through."""
+        while self._permits.acquire(blocking=False):
+            pass
+        self._num_held = 0
         self._is_open = False
 
     def let_one_through(self) -> None:
@@ -47,9 +52,9 @@ class GatedRunner:
         self._is_open = True
         self._permits.release()
 
-    async def reached(self, num_steps: int) -> None:
-        """Wait until this many steps have come to the gate."""
-        await eventually(lambda: len(self.steps) >= num_steps)
+    async def holds(self, count: int = 1) -> None:
+        """Wait until this many steps have been held since the gate was closed, so that the last of them waits."""
+        await eventually(lambda: self._num_held >= count)
 
 
 @contextmanager

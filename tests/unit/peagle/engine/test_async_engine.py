@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from pathlib import Path
@@ -70,13 +69,13 @@ async def test_closing_early_ends_the_request_within_the_running_step(loaded: LL
         staying = engine.generate(numbered(2, max_tokens=10))
         await going.__anext__()
         gate.close()
-        num_steps = len(gate.steps) + 1
-        await gate.reached(num_steps)
+        await gate.holds()
+        num_steps = len(gate.steps)
         await going.aclose()
         gate.open()
         assert len((await collect(staying)).token_ids) == 10
-        assert all(1 not in seeds for seeds in gate.steps[num_steps + 1 :])
-        assert len(gate.steps) > num_steps + 1, "the other one went on"
+        assert all(1 not in seeds for seeds in gate.steps[num_steps:])
+        assert len(gate.steps) > num_steps, "the other one went on"
         assert [output async for output in going] == []
         assert engine.stats().kv_cache_usage == 0.0
 
@@ -99,7 +98,7 @@ async def test_abort_of_a_request_that_the_engine_has_not_taken_yet(loaded: LLME
     with running(loaded) as (engine, gate):
         gate.close()
         other = engine.generate(numbered(1))
-        await gate.reached(1)
+        await gate.holds()
         outputs = engine.generate(numbered(2))  # stays in the inbox while the step of the other one runs
         engine.abort("2")
         gate.open()
@@ -114,7 +113,7 @@ async def test_a_client_that_was_cancelled_while_waiting_ends_its_request(loaded
     with running(loaded) as (engine, gate):
         gate.close()
         waiting = asyncio.create_task(collect(engine.generate(numbered(1, max_tokens=LONG))))
-        await gate.reached(1)
+        await gate.holds()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -127,7 +126,7 @@ async def test_closing_wakes_whoever_waits_for_the_next_output(loaded: LLMEngine
         gate.close()
         outputs: Any = engine.generate(numbered(1, max_tokens=LONG))
         waiting = asyncio.create_task(collect(outputs))
-        await gate.reached(1)
+        await gate.holds()
         await outputs.aclose()
         assert (await waiting).outputs == []
 
@@ -139,11 +138,11 @@ async def test_a_client_that_forgot_to_close_ends_its_request(loaded: LLMEngine,
         for _ in range(num_read):
             await outputs.__anext__()
         gate.close()
-        await gate.reached(len(gate.steps) + 1)
+        await gate.holds()
         holder = [outputs]
         del outputs
-        # The collector runs on any thread.
-        dropping = threading.Thread(target=lambda: (holder.clear(), gc.collect()))
+        # The garbage collector runs on any thread.
+        dropping = threading.Thread(target=holder.clear)
         dropping.start()
         dropping.join()
         await asyncio.sleep(0)
@@ -171,7 +170,7 @@ async def test_an_id_is_taken_until_the_last_output_of_its_request_has_come(load
     with running(loaded) as (engine, gate):
         gate.close()
         outputs: Any = engine.generate(numbered(1, max_tokens=LONG))
-        await gate.reached(1)
+        await gate.holds()
         await outputs.aclose()
         with pytest.raises(InvalidParameterError, match="under way") as caught:
             engine.generate(numbered(1))
@@ -214,7 +213,7 @@ async def test_a_request_that_the_engine_refuses_after_all_ends_with_that_error(
     with running(loaded, max_num_seqs=1, max_num_queued_reqs=1) as (engine, gate):
         gate.close()
         first = engine.generate(numbered(1))
-        await gate.reached(1)
+        await gate.holds()
         second, third = engine.generate(numbered(2)), engine.generate(numbered(3))
         gate.open()
         with pytest.raises(EngineOverloadedError):
@@ -230,12 +229,12 @@ async def test_the_heartbeat_is_the_age_of_the_running_step(loaded: LLMEngine) -
         assert engine.health().step_age_s == 0.0
         gate.close()
         outputs = engine.generate(numbered(1))
-        await gate.reached(1)
+        await gate.holds()
         age = engine.health().step_age_s
         await eventually(lambda: engine.health().step_age_s > age + 0.02)
         second_began_after = time.monotonic()
         gate.let_one_through()
-        await gate.reached(2)
+        await gate.holds(2)
         age = engine.health().step_age_s
         assert 0.0 < age <= time.monotonic() - second_began_after, "a finished step resets it"
         gate.open()
@@ -248,7 +247,7 @@ async def test_the_heartbeat_sees_a_step_whose_request_came_while_the_last_one_e
         gate.close()
         for index in range(1, 30):
             outputs = engine.generate(numbered(index, max_tokens=1))
-            await gate.reached(index)
+            await gate.holds(index)
             await asyncio.sleep(0)
             assert engine.health().step_age_s > 0.0
             gate.let_one_through()

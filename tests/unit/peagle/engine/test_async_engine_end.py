@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.engine import LLMEngine, Runner
 from peagle.errors import EngineDeadError
-from peagle.outputs import ModelRunnerOutput, SchedulerOutput
+from peagle.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from peagle.sequence import FinishReason
 from tests.builders.async_engine import collect, running
 from tests.builders.engine import make_engine, make_request, remake_engine
@@ -48,7 +47,7 @@ async def test_shutdown_ends_running_waiting_and_unseen_requests(loaded: LLMEngi
         first = await running_one.__anext__()
         waiting = engine.generate(make_request("waiting"))
         gate.close()
-        await gate.reached(len(gate.steps) + 1)
+        await gate.holds()
         unseen = engine.generate(make_request("unseen", [1, 2]))
         stopping = threading.Thread(target=engine.shutdown)
         stopping.start()
@@ -77,16 +76,24 @@ async def test_shutdown_of_an_engine_that_never_had_a_request(loaded: LLMEngine)
     assert not engine.health().is_alive
 
 
+def ask_until_refused(
+    engine: AsyncLLMEngine, actions: dict[int, Callable[[], None]]
+) -> list[AsyncIterator[RequestOutput]]:
+    """Start requests as fast as can be, with an action after some number of them."""
+    started: list[AsyncIterator[RequestOutput]] = []
+    while True:
+        try:
+            started.append(engine.generate(make_request(f"{len(started)}", max_tokens=LONG)))
+        except EngineDeadError:
+            return started
+        actions.get(len(started), lambda: None)()
+
+
 async def test_requests_that_race_with_a_shutdown_are_refused_or_end(loaded: LLMEngine) -> None:
     for round_number in range(60):
-        with running(loaded, max_num_requests=10_000) as (engine, _):
+        with running(loaded, max_num_requests=100_000) as (engine, _):
             stopping = threading.Thread(target=engine.shutdown)
-            started = []
-            with pytest.raises(EngineDeadError):
-                for index in range(10_000):
-                    started.append(engine.generate(make_request(f"{index}", max_tokens=LONG)))
-                    if index == round_number:
-                        stopping.start()
+            started = ask_until_refused(engine, {round_number + 1: stopping.start})
             answers = await asyncio.gather(*(collect(outputs) for outputs in started))
             stopping.join()
         assert {answer.finish_reason for answer in answers} <= {FinishReason.ABORT, FinishReason.LENGTH}
@@ -108,14 +115,13 @@ def forget_everything(_: ModelRunnerOutput) -> ModelRunnerOutput:
 async def test_a_dead_engine_ends_everyone_and_says_why(
     loaded: LLMEngine, act: Callable[[ModelRunnerOutput], ModelRunnerOutput], error: str
 ) -> None:
-    logging.getLogger("peagle").setLevel(logging.CRITICAL + 1)
     with running(loaded, max_num_seqs=2, wrap_runner=lambda inner: Breaking(inner, act)) as (engine, gate):
         gate.close()
         started = [engine.generate(make_request(f"{index}", max_tokens=LONG)) for index in range(4)]
         gone: Any = engine.generate(make_request("gone"))
         for _ in range(2):
             gate.let_one_through()
-        await gate.reached(3)
+        await gate.holds(3)
         await gone.aclose()
         started.append(engine.generate(make_request("unseen")))
         gate.open()
@@ -140,7 +146,6 @@ async def test_outputs_of_the_step_in_which_the_engine_died_are_not_waited_for(
     loaded: LLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request may have ended in the books just before the bug: its client must get an end all the same."""
-    logging.getLogger("peagle").setLevel(logging.CRITICAL + 1)
     sync_engine = remake_engine(loaded)
     step = sync_engine.step
 
@@ -163,13 +168,12 @@ def test_an_engine_outlives_its_event_loop(loaded: LLMEngine, caplog: pytest.Log
             gate.close()
             kept.append(engine.generate(make_request("kept", max_tokens=4)))
             engine.generate(make_request("dropped", max_tokens=LONG))
-            await gate.reached(1)
+            await gate.holds()
 
         asyncio.run(leave())
         gate.open()
-        eventually_sync(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
-        assert engine.stats().requests_by_reason["length"] == 1
-        assert engine.stats().requests_by_reason["abort"] == 1
+        reasons = {"stop": 0, "length": 1, "abort": 1, "error": 0}
+        eventually_sync(lambda: engine.stats().requests_by_reason == reasons)
         assert "no reader" in caplog.text
 
         async def come_back() -> None:
