@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from peagle.errors import EngineDeadError, EngineOverloadedError, PeagleError, RequestError, StepError
+from peagle.errors import EngineDeadError, EngineOverloadedError, PeagleError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,6 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     LoadFailedError: _Rule(500, _SERVER, "model_load_failed", "The model could not be loaded; see the server's log."),
     EngineDeadError: _Rule(500, _SERVER, "engine_dead", "The engine has stopped. The server has to be restarted."),
     RequestAbortedError: _Rule(500, _SERVER, "request_aborted", "The request was ended before it was complete."),
-    StepError: _Rule(500, _SERVER, "generation_failed", _FAILED),
     GenerationFailedError: _Rule(500, _SERVER, "generation_failed", _FAILED),
     BaseException: _Rule(500, _SERVER, "internal_error", _FAILED),
 }

@@ -38,8 +38,8 @@ CLOSE_CONNECTIONS_S = 5
 BACKLOG = 2048
 
 # How long an idle thread of torch's pool spins before it sleeps, for OpenMP to read when torch is imported. The default
-# spins for milliseconds: as fast on a quiet machine, but a single other busy process makes every barrier wait for a
-# thread that has lost its core to a spinning one (docs/log.md, 2026-12-01). Whoever sets the variable has the last word.
+# spins for milliseconds: as fast on a quiet machine, but one other busy process then makes every barrier wait for a
+# thread that has lost its core to a spinning one (docs/log.md, 2026-12-01). A variable that is set has the last word.
 OPENMP_SPIN = {"GOMP_SPINCOUNT": "3000"}
 
 
@@ -78,6 +78,8 @@ def loader_starter(config: EngineConfig) -> EngineStarter:
 
     def start(on_phase: PhaseListener) -> EngineBundle:
         loaded = peagle.load_engine(config, on_phase)
+        # The modules behind a model are a large graph that never dies; collections that walk it would pause everyone.
+        gc.freeze()
         return EngineBundle(
             engine=peagle.start_engine(loaded),
             tokenizer=loaded.tokenizer,

@@ -143,6 +143,6 @@ def _load_transformers(directory: Path, config: Any, precision: Precision, *, is
     return loaded
 
 
-def _has_experts(config: Any) -> bool:
-    # The grouped matrix products that transformers prefers take neither double nor every CPU.
+def has_experts(config: Any) -> bool:
+    """Whether a `transformers` configuration is a mixture of experts."""
     return config.model_type in ("qwen3_moe", "gpt_oss")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from peagle.errors import ContextLengthError, EngineDeadError, EngineOverloadedError, StepError
+from peagle.errors import ContextLengthError, EngineDeadError, EngineOverloadedError
 from peagle.sequence import FinishReason
 from server.generation import LONGEST_INLINE_TEXT
 from tests.builders.server import MODEL, chat_body, serving, tiny_tokenizer
@@ -142,7 +142,6 @@ async def test_refusals_are_real_statuses_streaming_or_not(
 FAILURES: list[tuple[ScriptedEngine, str]] = [
     (ScriptedEngine(finish_reason=FinishReason.ERROR, error="step 3 in /root/x.py"), "generation_failed"),
     (ScriptedEngine(finish_reason=FinishReason.ABORT), "request_aborted"),
-    (ScriptedEngine(failure=StepError("index 7 in /root/x.py")), "generation_failed"),
     (ScriptedEngine(failure=EngineDeadError("gone")), "engine_dead"),
     (ScriptedEngine(failure=ZeroDivisionError("in /root/x.py")), "internal_error"),
 ]
