@@ -37,10 +37,14 @@ KEEP_CONNECTION_S = 65  # longer than the usual 60 s of load balancers, so that 
 CLOSE_CONNECTIONS_S = 5
 BACKLOG = 2048
 
+# Read by torch's libraries when they are loaded; a variable that is set has the last word.
+#
 # How long an idle thread of torch's pool spins before it sleeps, for OpenMP to read when torch is imported. The default
 # spins for milliseconds: as fast on a quiet machine, but one other busy process then makes every barrier wait for a
-# thread that has lost its core to a spinning one (docs/log.md, 2026-12-01). A variable that is set has the last word.
-OPENMP_SPIN = {"GOMP_SPINCOUNT": "3000"}
+# thread that has lost its core to a spinning one (docs/log.md, 2026-12-01).
+# MKL may round differently depending on how a buffer is aligned, unless told to be reproducible; without that, who else
+# is in a batch shows in a row's last bits (`peagle.attention.sdpa`).
+LIBRARY_SETTINGS = {"GOMP_SPINCOUNT": "3000", "MKL_CBWR": "AUTO"}
 
 
 class PeagleApp(FastAPI):
@@ -121,7 +125,7 @@ class DrainingServer(uvicorn.Server):
 def run(settings: Settings) -> int:
     """Serve until a signal or a failure. Returns the process's exit code."""
     configure_logging(settings.server.log_level)
-    for variable, value in OPENMP_SPIN.items():
+    for variable, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(variable, value)
     try:
         listener = listen(settings.server.host, settings.server.port)

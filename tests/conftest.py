@@ -7,6 +7,7 @@ import os
 # Before torch is imported: threads that wait for one another give up the core soon, as in `peagle serve`. Tests run
 # servers beside the suite, and spinning threads would slow both down tenfold.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 import pytest
 from hypothesis import settings

@@ -30,6 +30,7 @@ class QueryGroup:
     block_size: int
     dtype: torch.dtype  # of the masks: the dtype of the queries
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _row_masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @property
     def num_seqs(self) -> int:
@@ -57,6 +58,16 @@ class QueryGroup:
         if mask is None:
             mask = self._masks[sliding_window] = self._build_mask(sliding_window)
         return mask
+
+    def mask_of_rows(self, sliding_window: int | None, num_heads: int) -> Tensor:
+        """The mask for rows that are laid out as heads: [num_seqs, num_heads * width, 1, num_keys]."""
+        mask = self.mask(sliding_window)
+        if self.width == 1:
+            return mask  # broadcasts over the heads
+        rows = self._row_masks.get(sliding_window)
+        if rows is None:
+            rows = self._row_masks[sliding_window] = mask.expand(-1, num_heads, -1, -1).flatten(1, 2).unsqueeze(2)
+        return rows
 
     def _build_mask(self, sliding_window: int | None) -> Tensor:
         keys = torch.arange(self.num_keys, device=self.positions.device)  # [num_keys]

@@ -2,7 +2,16 @@
 
 Each group gathers its blocks into one padded tensor (measured on two CPU cores: gathering whole blocks of 16 sequences
 with 256 keys takes 90 us, attention over them 200 us, half of what a loop over sequences takes) and attends with the
-group's mask. Owns the gather and its scratch memory. Refuses to know models.
+group's mask.
+
+On CPU, the few rows of a decoding sequence are attended to as if each were a head of its own, one query long. A matrix
+product with five rows rounds differently from one with a single row, so that a verified row would differ in its last
+bits from the same row of plain decoding; as heads, every row goes through the same kernel at the same shape, whatever
+K and the batch are. Together with linears whose rows do not depend on each other this makes verification exact to the
+last bit (`tests/integration/test_bit_exact.py`), for a third more time in attention at K = 4. It needs MKL to ignore
+how buffers happen to be aligned, which is what `MKL_CBWR=AUTO` asks for.
+
+Owns the gather, its scratch memory and the shapes of the calls. Refuses to know models.
 """
 
 from __future__ import annotations
@@ -13,6 +22,8 @@ from torch import Tensor
 
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
 from peagle.kv_cache.storage import LayerCache
+
+_MAX_ROWS_AS_HEADS = 8  # wider grids are chunks of prompts, for which a matrix product is several times faster
 
 
 class SdpaAttention:
@@ -57,10 +68,15 @@ class SdpaAttention:
         keys = self._gather("key", cache.key, group, query.dtype)  # [num_seqs, num_kv_heads, num_keys, head_dim]
         values = self._gather("value", cache.value, group, query.dtype)
         mask = group.mask(sliding_window)  # [num_seqs, 1, width, num_keys]
-        if sinks is None:
+        if sinks is not None:
+            output = _attend_with_sinks(grid, keys, values, mask, scaling, sinks)
+        elif query.is_cuda or group.width > _MAX_ROWS_AS_HEADS:
             output = F.scaled_dot_product_attention(grid, keys, values, mask, scale=scaling, enable_gqa=True)
         else:
-            output = _attend_with_sinks(grid, keys, values, mask, scaling, sinks)
+            rows = grid.reshape(group.num_seqs, num_heads * group.width, 1, head_dim)  # width varies fastest
+            row_mask = group.mask_of_rows(sliding_window, num_heads)
+            output = F.scaled_dot_product_attention(rows, keys, values, row_mask, scale=scaling, enable_gqa=True)
+            output = output.view(group.num_seqs, num_heads, group.width, head_dim)
         return output.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
     def _gather(self, name: str, blocks: Tensor, group: QueryGroup, dtype: torch.dtype) -> Tensor:
