@@ -23,6 +23,8 @@ Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 GraphMode = Literal["auto", "eager", "capture"]
 
+MAX_NUM_SPECULATIVE_TOKENS = 32
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -77,9 +79,10 @@ class ModelConfig:
     )
     device: Device = option("auto", "where the model runs; auto takes CUDA if there is one")
     max_model_len: int | None = option(
-        None, "longest sequence (prompt and answer) in tokens; default: the model's own limit, at most 8192"
+        None,
+        "longest sequence (prompt and answer) in tokens; default: the model's limit, at most 8192 and what fits the cache",
     )
-    num_threads: int | None = option(None, "CPU threads of a step; default: the physical cores that are allowed")
+    num_threads: int | None = option(None, "CPU threads of a step; default: the cores that this process may use")
     seed: int = option(0, "seed from which the seeds of requests without one are drawn")
 
     def __post_init__(self) -> None:
@@ -120,7 +123,9 @@ class SchedulerConfig:
     max_num_seqs: int = option(32, "most sequences that run at once")
     max_num_batched_tokens: int = option(512, "token budget of a step: prefill chunks, decodes and drafts together")
     max_num_queued_reqs: int = option(1024, "most requests that wait; more are refused")
-    scheduling_policy: SchedulingPolicy = option("fcfs", "fcfs, or priority (lower request priority runs first)")
+    scheduling_policy: SchedulingPolicy = option(
+        "fcfs", "fcfs, or priority (lower RequestInput.priority runs first; the HTTP API has no field for it yet)"
+    )
 
     def __post_init__(self) -> None:
         _check_choice("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
@@ -146,14 +151,26 @@ class SpecConfig:
     def __post_init__(self) -> None:
         if self.method not in (None, "eagle3", "peagle"):
             raise ConfigError(f"speculative method must be eagle3 or peagle, got {self.method!r}")
-        if not 0 <= self.num_speculative_tokens <= 32:
-            raise ConfigError(f"num_speculative_tokens must be between 0 and 32, got {self.num_speculative_tokens}")
+        if not 0 <= self.num_speculative_tokens <= MAX_NUM_SPECULATIVE_TOKENS:
+            raise ConfigError(
+                f"num_speculative_tokens must be between 0 and {MAX_NUM_SPECULATIVE_TOKENS}, "
+                f"got {self.num_speculative_tokens}"
+            )
         if self.num_speculative_tokens > 0 and self.model is None:
             raise ConfigError("num_speculative_tokens is set without a draft head: give `model`, its directory")
         if self.model is not None and self.num_speculative_tokens == 0:
             raise ConfigError("a draft head is given without num_speculative_tokens: set it, for example to 4")
-        if self.parallel_drafting is False and self.model is not None:
+        if self.model is None and (self.method is not None or self.parallel_drafting is not None):
+            raise ConfigError(
+                "speculative_config sets method or parallel_drafting without `model`, the head's directory"
+            )
+        if self.parallel_drafting is False:
             raise ConfigError("parallel_drafting false is not served yet: only P-EAGLE heads (parallel) are")
+        if self.method == "eagle3" and self.parallel_drafting is None:
+            raise ConfigError(
+                "method eagle3 alone means drafting one token after the other, which is not served yet; for a P-EAGLE "
+                "head set parallel_drafting to true, or leave method out"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SpecConfig:

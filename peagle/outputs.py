@@ -1,6 +1,6 @@
 """The hand-offs between layers, as frozen dataclasses.
 
-scheduler --SchedulerOutput--> runner --ModelRunnerOutput--> scheduler --StepCommit--> output processor
+scheduler --SchedulerOutput--> runner --ModelRunnerOutput--> scheduler --SequenceCommit--> output processor
 --RequestOutput--> client. Owns the shapes of these messages and says who fills each field; holds no logic, no torch.
 """
 
@@ -67,7 +67,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """Host integers only: one copy and one synchronisation a step."""
+    """Host integers only; nothing of the device leaves the runner."""
 
     outputs: tuple[SequenceOutput, ...]
 

@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
+from peagle.config import MAX_NUM_SPECULATIVE_TOKENS
 from peagle.kv_cache.storage import LayerCache
 
-_MAX_ROWS_AS_HEADS = 8  # wider grids are chunks of prompts, for which a matrix product is several times faster
+# Wider grids are chunks of prompts, for which a matrix product is several times faster.
+_MAX_ROWS_AS_HEADS = MAX_NUM_SPECULATIVE_TOKENS + 1
 
 
 class SdpaAttention:

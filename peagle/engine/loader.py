@@ -49,6 +49,7 @@ from peagle.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_MODEL_LEN = 8192
+_SHORTEST_MODEL_LEN = 2  # a token of prompt and one of answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,11 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         config.cache,
         target_block_bytes=geometry.block_bytes(target.geometry.num_layers),
         drafter_block_bytes=drafter_block_bytes(head, block_size),
-        max_model_len=max_model_len,
+        max_model_len=_SHORTEST_MODEL_LEN if config.model.max_model_len is None else max_model_len,
         device=precision.device,
     )
+    # A length that nobody asked for gives way to the memory that there is.
+    max_model_len = min(max_model_len, size.num_blocks * block_size)
     _log_sizes(size, block_size, max_model_len)
     limits = RunnerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,

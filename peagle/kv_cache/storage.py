@@ -51,7 +51,11 @@ class LayerCache:
         """
         slots = self.key.shape[0] * self.key.shape[1]
         for cached, rows in ((self.key, key), (self.value, value)):
-            finite = rows.flatten(1).to(cached.dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            finite = rows.flatten(1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            if cached.dtype != rows.dtype:
+                if torch.finfo(cached.dtype).max < torch.finfo(rows.dtype).max:  # narrowing must not make infinities
+                    finite = finite.clamp(torch.finfo(cached.dtype).min, torch.finfo(cached.dtype).max)
+                finite = finite.to(cached.dtype)
             cached.view(slots, -1).index_copy_(0, slot_mapping, finite)
 
 

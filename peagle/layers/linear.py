@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from peagle.errors import ModelLoadError
+
 FP16_MAX = 65504.0
 
 
@@ -20,17 +22,18 @@ class PackedLinear(nn.Module):
     """A linear layer with packed fp16 weights and float32 arithmetic, CPU only.
 
     Args:
-        weight: [out_features, in_features]; rounded to fp16, which changes nothing if it was fp16 before.
+        weight: [out_features, in_features]; rounded to fp16, which changes nothing if it was fp16 before,
+            and nothing but the last bits of weights below 6e-5 if it was bfloat16.
         bias: [out_features] or None; stays float32.
 
     Raises:
-        ValueError: a weight is too large for fp16.
+        ModelLoadError: a weight is too large for fp16.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         if float(weight.abs().max()) > FP16_MAX:
-            raise ValueError("a weight is too large for fp16; use dtype float32")
+            raise ModelLoadError("a weight is too large for packed fp16 storage; load the model with --dtype float32")
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 

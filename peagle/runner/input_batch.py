@@ -69,13 +69,21 @@ class InputBatch:
     is_decode_only: bool  # exactly one section, a decoding grid: it can run as a graph
 
     @property
+    def sampling(self) -> list[ScheduledSequence]:
+        """The sequences that sample, in the order of their rows."""
+        return [sequence for _, sequence in self._sampling_by_row()]
+
+    @property
     def logit_rows(self) -> list[int]:
-        """Rows whose logits are sampled: the last known token of each sampling sequence, and its drafts."""
+        """Rows whose logits are sampled, ascending: each sampling sequence's last known token, and its drafts."""
         rows: list[int] = []
-        for sequence, first in zip(self.scheduled, self.first_rows, strict=True):
-            if sequence.is_sampling:
-                rows.extend(range(first + sequence.num_known_tokens - 1, first + len(sequence.token_ids)))
+        for first, sequence in self._sampling_by_row():
+            rows.extend(range(first + sequence.num_known_tokens - 1, first + len(sequence.token_ids)))
         return rows
+
+    def _sampling_by_row(self) -> list[tuple[int, ScheduledSequence]]:
+        pairs = zip(self.first_rows, self.scheduled, strict=True)
+        return sorted((pair for pair in pairs if pair[1].is_sampling), key=lambda pair: pair[0])
 
 
 def build_input_batch(

@@ -1,6 +1,6 @@
 """The only orchestrator of the device: target pass, verification, draft pass.
 
-Only what every step needs may enter this file. Owns the order of passes and the one copy back to the host. Refuses to
+Only what every step needs may enter this file. Owns the order of passes and the way back to the host. Refuses to
 know the scheduler's reasons, text, and which drafter or attention kernel it drives.
 """
 
@@ -81,15 +81,15 @@ class ModelRunner:
             outputs = self._run_grid(batch.sections[0])
             features, is_finite = outputs.get("features"), outputs["is_finite"]
             logits = outputs["logits"]
-            if rows != list(range(len(logits))):  # padding, or another order
+            if len(rows) < len(logits):  # some rows are padding
                 logits = logits[rows]
-            tokens = self._verify(step.scheduled, logits)
+            tokens = self._verify(batch.sampling, logits)
         else:
             target_output = self._run_sections(batch)
             features, is_finite = target_output.features, _finite_rows(target_output.hidden)
             tokens = {}
             if rows:
-                tokens = self._verify(step.scheduled, self._target.logits(target_output.hidden[rows]))
+                tokens = self._verify(batch.sampling, self._target.logits(target_output.hidden[rows]))
         tokens |= _broken_prefills(batch, is_finite)
         drafts = self._draft(batch, tokens, features)
         return ModelRunnerOutput(
@@ -148,9 +148,13 @@ class ModelRunner:
             first_seq = last_seq
         return tuple(groups)
 
-    def _verify(self, scheduled: tuple[ScheduledSequence, ...], logits: Tensor) -> dict[int, SequenceOutput]:
-        """Sample every row, compare with the drafts, and bring the result to the host; by seq id."""
-        sampling = [s for s in scheduled if s.is_sampling]
+    def _verify(self, sampling: list[ScheduledSequence], logits: Tensor) -> dict[int, SequenceOutput]:
+        """Sample every row, compare with the drafts, and bring the result to the host; by seq id.
+
+        Args:
+            sampling: in the order of their rows.
+            logits: [num_rows, vocab_size], 1 + num_draft_tokens rows for each.
+        """
         rows = [
             SamplingRow(params=s.params, seed=s.seed, position=s.start + s.num_known_tokens + offset)
             for s in sampling

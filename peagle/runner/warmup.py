@@ -20,7 +20,8 @@ def warm_up(
 
     Args:
         runner: to be warmed.
-        batch_sizes: decoding batches to run; on CUDA, those that are captured.
+        batch_sizes: decoding batches to run; on CUDA each is captured here with the smallest block tables, and the
+            larger tables when a step first needs them.
         max_num_tokens: tokens that the pool and the context hold at least.
         block_size: tokens in a block.
         has_drafter: give the sequences blocks of the drafter's pool too.

@@ -83,7 +83,7 @@ def run(target: TargetModel, storage: KVStorage, batch: list[Rows]) -> Tensor:
     return target.logits(output.hidden)
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 7])
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3, 7, 15])
 def test_verified_rows_have_the_bits_of_plain_decoding(
     target: TargetModel, storage: KVStorage, num_speculative_tokens: int
 ) -> None:

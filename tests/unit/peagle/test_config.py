@@ -81,8 +81,10 @@ def test_an_unknown_key_names_the_nearest_one() -> None:
 
 
 def test_speculation_from_a_mapping() -> None:
-    spec = SpecConfig.from_mapping({"model": "head", "num_speculative_tokens": 4, "method": "eagle3"})
-    assert spec == SpecConfig(model="head", num_speculative_tokens=4, method="eagle3")
+    spec = SpecConfig.from_mapping(
+        {"model": "head", "num_speculative_tokens": 4, "method": "eagle3", "parallel_drafting": True}
+    )
+    assert spec == SpecConfig(model="head", num_speculative_tokens=4, method="eagle3", parallel_drafting=True)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,8 @@ def test_speculation_from_a_mapping() -> None:
         ({"model": "head", "num_speculative_tokens": True}, "num_speculative_tokens must be int, got True"),
         ({"model": "head", "num_speculative_tokens": "4"}, "num_speculative_tokens must be int, got '4'"),
         ({"model": "head", "num_speculative_tokens": 4, "method": "medusa"}, "must be eagle3 or peagle"),
+        ({"model": "head", "num_speculative_tokens": 4, "method": "eagle3"}, "set parallel_drafting to true"),
+        ({"method": "peagle"}, "without `model`"),
     ],
 )
 def test_speculation_refuses_what_it_does_not_know(values: dict[str, Any], message: str) -> None:

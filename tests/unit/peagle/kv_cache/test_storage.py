@@ -51,7 +51,7 @@ def test_rows_land_in_their_slots_and_nowhere_else(slots: list[int], is_view: bo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_numbers_only(dtype: torch.dtype) -> None:
-    """1e6 is a number, but not one of fp16."""
+    """1e6 is a number, but beyond fp16, which stores its largest one instead."""
     storage = KVStorage(num_layers=1, num_blocks=1, geometry=make_geometry(dtype))
     key = torch.full((3, 2, 3), 2.0)
     key[0, 0] = torch.tensor([float("nan"), float("inf"), float("-inf")])
@@ -59,7 +59,7 @@ def test_numbers_only(dtype: torch.dtype) -> None:
     storage.layers[0].write(key, -key, torch.tensor([0, 2, storage.null_slot]))
     cached = storage.layers[0].key
     assert cached[0, 0].tolist() == [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
-    assert float(cached[0, 2, 1, 2]) == (1e6 if dtype == torch.float32 else 0.0)
+    assert float(cached[0, 2, 1, 2]) == (1e6 if dtype == torch.float32 else 65504.0)
     assert cached.isfinite().all()
     assert storage.layers[0].value.isfinite().all()
 

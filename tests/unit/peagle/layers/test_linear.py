@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from peagle.errors import ModelLoadError
 from peagle.layers.linear import PackedLinear, fuse_linears, pack_linears
 
 SHAPES = [(960, 576), (3072, 576), (576, 1536)]  # SmolLM2-135M: out_features, in_features
@@ -61,7 +62,7 @@ def test_rows_may_lie_apart_and_may_be_none() -> None:
 def test_weights_beyond_fp16_are_refused(value: float) -> None:
     weight = random_weight((8, 8))
     weight[3, 4] = value
-    with pytest.raises(ValueError, match="float32"):
+    with pytest.raises(ModelLoadError, match="float32"):
         PackedLinear(weight)
 
 

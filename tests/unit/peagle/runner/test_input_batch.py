@@ -108,7 +108,9 @@ def test_logits_rows_are_the_last_known_row_and_the_drafts(
 ) -> None:
     batch = pack(scheduled, policy)
     ids = {s.first_row + row: int(s.input_ids[row]) for s in batch.sections for row in range(s.shape.num_rows)}
-    sampled = [s for s in scheduled if s.is_sampling]
+    assert sorted(s.seq_id for s in batch.sampling) == sorted(s.seq_id for s in scheduled if s.is_sampling)
+    assert batch.logit_rows == sorted(batch.logit_rows)
+    sampled = batch.sampling
     wanted = [token_id for s in sampled for token_id in s.token_ids[s.num_known_tokens - 1 :]]
     assert [ids[row] for row in batch.logit_rows] == wanted
 
