@@ -80,7 +80,7 @@ class ModelConfig:
     device: Device = option("auto", "where the model runs; auto takes CUDA if there is one")
     max_model_len: int | None = option(
         None,
-        "longest sequence (prompt and answer) in tokens; default: the model's limit, at most 8192 and what fits the cache",
+        "longest sequence in tokens, with its answer; default: the model's limit, at most 8192 and what fits the cache",
     )
     num_threads: int | None = option(None, "CPU threads of a step; default: the cores that this process may use")
     seed: int = option(0, "seed from which the seeds of requests without one are drawn")

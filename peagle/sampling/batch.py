@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peagle.sampling.noise import uniform
+from peagle.sampling.noise import row_key
+from peagle.sampling.race import as_int64
 from peagle.sampling_params import SamplingParams
 
 
@@ -35,7 +36,7 @@ class SamplingMetadata:
     temperature: Tensor  # [R] float64, 0 for greedy rows
     top_k: Tensor  # [R] int64, 0 for all tokens
     top_p: Tensor  # [R] float64
-    uniforms: Tensor  # [R] float64 in [0, 1)
+    keys: Tensor  # [R] int64, keys of the noise
     plain_rows: tuple[int, ...]  # rows drawn from their whole distribution
     truncated_rows: tuple[int, ...]  # rows drawn from what top_k and top_p leave
     max_top_k: int  # largest top_k of the truncated rows; 0 if none has one
@@ -45,7 +46,7 @@ class SamplingMetadata:
     @property
     def num_rows(self) -> int:
         """R."""
-        return self.uniforms.shape[0]
+        return self.keys.shape[0]
 
     @property
     def all_greedy(self) -> bool:
@@ -63,12 +64,12 @@ class SamplingMetadata:
         params = [row.params for row in rows]
         sampled = [i for i, p in enumerate(params) if not p.is_greedy]
         truncated = tuple(i for i in sampled if _is_truncated(params[i]))
-        uniforms = [0.0 if row.params.is_greedy else uniform(row.seed, row.position) for row in rows]
+        keys = [0 if row.params.is_greedy else as_int64(row_key(row.seed, row.position)) for row in rows]
         return cls(
             temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
             top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
             top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            uniforms=torch.tensor(uniforms, dtype=torch.float64, device=device),
+            keys=torch.tensor(keys, dtype=torch.int64, device=device),
             plain_rows=tuple(i for i in sampled if not _is_truncated(params[i])),
             truncated_rows=truncated,
             max_top_k=max((params[i].top_k for i in truncated), default=0),

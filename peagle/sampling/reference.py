@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from peagle.sampling.batch import SamplingRow
-from peagle.sampling.noise import uniform
+from peagle.sampling.noise import exponential, row_key
 
 
 def reference_weights(logits: Tensor, row: SamplingRow) -> list[float]:
@@ -55,16 +55,8 @@ def reference_sample(logits: Tensor, row: SamplingRow) -> int | None:
     if row.params.is_greedy:
         return _argmax(logits)
     weights = reference_weights(logits, row)
-    threshold = uniform(row.seed, row.position) * _running_sum(weights)
-    cumulative = 0.0
-    last_grown = 0
-    for token_id, weight in enumerate(weights):
-        if cumulative + weight > cumulative:
-            last_grown = token_id
-        cumulative += weight
-        if cumulative > threshold:
-            return token_id
-    return last_grown
+    key = row_key(row.seed, row.position)
+    return max(range(len(weights)), key=lambda token_id: (weights[token_id] / exponential(key, token_id), -token_id))
 
 
 def _argmax(logits: Tensor) -> int:

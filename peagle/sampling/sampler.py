@@ -1,8 +1,7 @@
 """One token for each verified row, drawn from the row's target distribution with the row's own noise.
 
 Terms: a row is *greedy* if its temperature is 0, and then its token is the most likely one (lowest id on ties). Any
-other row's token is the first one, in the order of token ids, whose running sum of weights exceeds `uniform * total`.
-The order of ids, not of likelihood, keeps a token from changing when rounding swaps two nearly equal logits.
+other row's token is the winner of a race (`race`) between the tokens that temperature, top_k and top_p leave.
 
 Owns the draw. Refuses to know drafts and sequences: no row sees another, so it does not matter which rows are verified
 together.
@@ -18,6 +17,7 @@ from torch import Tensor
 from peagle.sampling.argmax import first_argmax
 from peagle.sampling.batch import SamplingMetadata
 from peagle.sampling.logits import Candidates, sampled_candidates
+from peagle.sampling.race import winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,18 +38,12 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> SampledTokens:
     token_ids = first_argmax(logits)  # [R]
     is_valid = logits.gather(1, token_ids[:, None]).squeeze(1).isfinite()
     for candidates in sampled_candidates(logits, metadata):
-        token_ids[candidates.rows] = _draw(candidates, metadata.uniforms[candidates.rows, None])
+        token_ids[candidates.rows] = _draw(candidates, metadata.keys[candidates.rows, None])
     return SampledTokens(token_ids=torch.where(is_valid, token_ids, 0), is_valid=is_valid)
 
 
-def _draw(candidates: Candidates, uniforms: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution: [G] token ids."""
-    cumulative = candidates.weights.cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    # The first token past uniform * total has weight, for the sum grew there. If the product rounds up to the total
-    # there is none; then the answer is the last token at which the sum grew.
-    column = torch.searchsorted(cumulative, uniforms * total, right=True)
-    column = torch.minimum(column, torch.searchsorted(cumulative, total))
-    column = column.clamp_max(cumulative.shape[1] - 1)  # a row of NaN
+def _draw(candidates: Candidates, keys: Tensor) -> Tensor:
+    """The race of each row: [G] token ids."""
+    column = winners(candidates.weights, keys, candidates.token_ids)[:, None]
     token_ids = column if candidates.token_ids is None else candidates.token_ids.gather(1, column)
     return token_ids.squeeze(1)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 
 from peagle.sampling.batch import SamplingMetadata, SamplingRow
-from peagle.sampling.noise import uniform
+from peagle.sampling.noise import row_key
+from peagle.sampling.race import as_int64
 from peagle.sampling_params import SamplingParams
 
 
@@ -19,8 +20,8 @@ def test_entries_follow_the_rows() -> None:
     assert metadata.temperature.tolist() == [0.5, 2.0]
     assert metadata.top_k.tolist() == [3, 0]
     assert metadata.top_p.tolist() == [0.25, 1.0]
-    assert metadata.uniforms.dtype == torch.float64
-    assert metadata.uniforms.tolist() == [uniform(9, 0), uniform(9, 1)]
+    assert metadata.keys.dtype == torch.int64
+    assert metadata.keys.tolist() == [as_int64(row_key(9, 0)), as_int64(row_key(9, 1))]
 
 
 def test_rows_are_sorted_by_work() -> None:

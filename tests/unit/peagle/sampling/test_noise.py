@@ -3,10 +3,19 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.sampling.noise import uniform
+from peagle.sampling.noise import exponential, row_key, uniform
+from peagle.sampling.race import as_int64, exponentials
+
+Key = tuple[int, int, int]  # seed, position, token id
+
+
+def at(key: Key) -> float:
+    seed, position, token_id = key
+    return uniform(row_key(seed, position), token_id)
 
 
 def chi_square(counts: list[int]) -> float:
@@ -18,49 +27,62 @@ def chi_square(counts: list[int]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("seed", "position", "stream", "expected"),
+    ("key", "expected"),
     [
-        (0, 0, 0, "0x1.1c13ade1c7e5cp-3"),
-        (0, 1, 0, "0x1.1396e6040319ep-2"),
-        (1, 0, 0, "0x1.631405e8db1b0p-1"),
-        (-1, 7, 0, "0x1.0fe22678e7088p-3"),
-        (2**63 - 1, 131071, 0, "0x1.b9f0f5816e669p-1"),
-        (-(2**63), 5, 3, "0x1.09f59e3c4b186p-1"),
+        ((0, 0, 0), "0x1.1c13ade1c7e5cp-3"),
+        ((0, 1, 0), "0x1.1396e6040319ep-2"),
+        ((1, 0, 5), "0x1.b0d3d1465828bp-1"),
+        ((-1, 7, 49151), "0x1.df5e9c530be29p-1"),
+        ((2**63 - 1, 131071, 1), "0x1.e6b45e16b506cp-3"),
+        ((-(2**63), 5, 3), "0x1.e2b2c332e2ac5p-1"),
     ],
 )
-def test_golden_values(seed: int, position: int, stream: int, expected: str) -> None:
+def test_golden_values(key: Key, expected: str) -> None:
     # A change here changes the answer of every seeded request.
-    assert uniform(seed, position, stream) == float.fromhex(expected)
+    assert at(key) == float.fromhex(expected)
 
 
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31), st.integers(0, 8))
-def test_range_and_wrap(seed: int, position: int, stream: int) -> None:
-    value = uniform(seed, position, stream)
-    assert 0.0 <= value < 1.0
-    assert value == uniform(seed % 2**64, position, stream)
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**31), st.integers(0, 2**20))
+def test_range_and_wrap(seed: int, position: int, token_id: int) -> None:
+    value = at((seed, position, token_id))
+    assert 0.0 < value < 1.0
+    assert value == at((seed % 2**64, position, token_id))
 
 
-@pytest.mark.parametrize("axis", ["seed", "position", "stream"])
-def test_uniform_along_every_axis(axis: str) -> None:
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_uniform_along_every_axis(axis: int) -> None:
     counts = [0] * 64
     for i in range(20_000):
-        counts[int(uniform(**{"seed": 3, "position": 11, axis: i}) * 64)] += 1
+        key = [3, 11, 7]
+        key[axis] = i
+        counts[int(at((key[0], key[1], key[2])) * 64)] += 1
     assert abs(chi_square(counts)) < 5
 
 
-@pytest.mark.parametrize("steps", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (2**32, 0, 0), (-1, 1, 0)])
-def test_neighbours_are_independent(steps: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "step", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, -1), (0, 1, 1), (2**32, 0, 0), (-1, 1, 0)]
+)
+def test_neighbours_are_independent(step: Key) -> None:
     counts = [0] * 64
     for i in range(20_000):
-        key = (i % 200, i // 200, 0)
-        here = uniform(*key)
-        there = uniform(*(k + step for k, step in zip(key, steps, strict=True)))
-        counts[int(here * 8) * 8 + int(there * 8)] += 1
+        key = (i % 200, i // 200, 9)
+        there = (key[0] + step[0], key[1] + step[1], key[2] + step[2])
+        counts[int(at(key) * 8) * 8 + int(at(there) * 8)] += 1
     assert abs(chi_square(counts)) < 5
 
 
 def test_low_bits_are_uniform() -> None:
     counts = [0] * 64
     for i in range(20_000):
-        counts[int(uniform(i, i) * 2**53) % 64] += 1
+        counts[int(at((i, i, i)) * 2**52) % 64] += 1
     assert abs(chi_square(counts)) < 5
+
+
+def test_tensors_hold_the_same_numbers() -> None:
+    keys = [row_key(seed, position) for seed, position in [(0, 0), (-5, 3), (2**63 - 1, 10**6), (17, 2)]]
+    token_ids = [0, 1, 2, 300, 49151, 201087]
+    noise = exponentials(torch.tensor([[as_int64(key)] for key in keys]), torch.tensor(token_ids))
+    wanted = [[exponential(key, token_id) for token_id in token_ids] for key in keys]
+    assert torch.allclose(noise, torch.tensor(wanted, dtype=torch.float64), rtol=1e-14, atol=0.0)
+    own_ids = torch.tensor([token_ids] * len(keys))
+    assert torch.equal(noise, exponentials(torch.tensor([[as_int64(key)] for key in keys]), own_ids))

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.sampling import sampler
 from peagle.sampling.batch import SamplingMetadata, SamplingRow
-from peagle.sampling.logits import Candidates, target_probs
+from peagle.sampling.logits import target_probs
+from peagle.sampling.race import winners
 from peagle.sampling.reference import reference_sample
 from peagle.sampling.sampler import sample
 from peagle.sampling_params import SamplingParams
@@ -84,17 +84,19 @@ def test_frequencies_follow_the_target(kind: SamplingParams, generator: torch.Ge
 
 
 def test_never_a_token_without_probability() -> None:
-    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
-    candidates = Candidates(rows=torch.tensor([0]), weights=weights, token_ids=None)
-    for uniform, expected in [(0.0, 1), (0.4999, 1), (0.5, 3), (1.0 - 2.0**-53, 3), (1.0, 3)]:
-        assert sampler._draw(candidates, torch.tensor([[uniform]], dtype=torch.float64)).tolist() == [expected]
+    weights = torch.tensor([[0.0, 1e-300, 0.0, 1e-300, 0.0]], dtype=torch.float64).expand(500, -1)
+    keys = torch.arange(500)[:, None]
+    assert set(winners(weights, keys, None).tolist()) == {1, 3}
 
 
-def test_product_that_rounds_up_to_the_total() -> None:
-    # 1e-300 vanishes in the sum: a draw at the very end must not return the token behind it.
-    weights = torch.tensor([[1.0, 1e-300, 0.0]], dtype=torch.float64)
-    candidates = Candidates(rows=torch.tensor([0]), weights=weights, token_ids=torch.tensor([[4, 7, 9]]))
-    assert sampler._draw(candidates, torch.tensor([[1.0]], dtype=torch.float64)).tolist() == [4]
+def test_a_rounding_error_seldom_changes_a_token(generator: torch.Generator) -> None:
+    """The reason for the race: errors of 1e-5 in all logits of a flat distribution change few of 2,000 tokens."""
+    batch = [SamplingRow(params=SamplingParams(), seed=i, position=i) for i in range(2000)]
+    logits = torch.randn(2000, 2000, generator=generator)
+    errors = torch.randn(2000, 2000, generator=generator) * 1e-5
+    metadata = SamplingMetadata.build(batch)
+    changed = sample(logits, metadata).token_ids != sample(logits + errors, metadata).token_ids
+    assert int(changed.sum()) <= 2
 
 
 def test_half_precision_and_no_change_of_the_input(generator: torch.Generator) -> None:
