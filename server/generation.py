@@ -114,7 +114,7 @@ def sampling_params(body: ChatCompletionRequest) -> SamplingParams:
     given = {
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": body.top_k,
+        "top_k": 0 if body.top_k == -1 else body.top_k,  # clients of vLLM write "all tokens" as -1
         "seed": body.seed,
         "max_tokens": body.completion_limit,
         "stop": None if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),

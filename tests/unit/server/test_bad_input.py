@@ -228,3 +228,12 @@ async def test_nulls_are_absent_fields() -> None:
     params = engine.requests[0].params
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (1.0, 1.0, 0, None)
     assert (params.max_tokens, params.stop) == (None, ())
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+async def test_both_ways_to_say_all_tokens(top_k: int) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as client:
+        response = await client.post("/v1/chat/completions", json=chat_body(top_k=top_k))
+        assert response.status_code == 200, response.text
+    assert engine.requests[0].params.top_k == 0
