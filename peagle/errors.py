@@ -9,7 +9,8 @@
     │   └── ContextLengthError         prompt (+ answer) longer than the context
     ├── EngineError                    the server is at fault
     │   ├── EngineDeadError            the engine thread has ended; nothing can be served
-    │   └── EngineOverloadedError      the queue is full; try again later
+    │   ├── EngineOverloadedError      the queue is full; try again later
+    │   └── DeviceLostError            the device is unusable until the process is restarted
     └── IntegrityError                 an internal invariant is broken (raised by self-checks only)
 
 Owns the names and what they carry. Refuses to know HTTP: `server.errors` translates at one boundary.
@@ -72,6 +73,10 @@ class EngineDeadError(EngineError):
 
 class EngineOverloadedError(EngineError):
     """The waiting queue is full."""
+
+
+class DeviceLostError(EngineError):
+    """The device is in a state that only a new process can leave; every further step would fail."""
 
 
 class IntegrityError(PeagleError):

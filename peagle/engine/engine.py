@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from peagle.engine.output_processor import OutputProcessor
-from peagle.errors import ContextLengthError, IntegrityError, InvalidParameterError
+from peagle.errors import ContextLengthError, DeviceLostError, IntegrityError, InvalidParameterError
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.outputs import (
     ModelRunnerOutput,
@@ -223,6 +223,8 @@ class LLMEngine:
         """Run the step; if it raises, again, sequence by sequence, so that only the poisoned ones carry an error."""
         try:
             return self._parts.runner.execute(plan)
+        except DeviceLostError:
+            raise  # nobody's fault, and nothing would succeed: the engine ends, and /health says so
         except Exception:
             logger.exception("a step of %d sequences raised; running them one by one", len(plan.scheduled))
         return ModelRunnerOutput(outputs=tuple(self._execute_alone(scheduled) for scheduled in plan.scheduled))
@@ -231,6 +233,8 @@ class LLMEngine:
         alone = SchedulerOutput(scheduled=(scheduled,), num_scheduled_tokens=len(scheduled.token_ids))
         try:
             return self._parts.runner.execute(alone).outputs[0]
+        except DeviceLostError:
+            raise
         except Exception as error:
             logger.exception("request %s failed in a step of its own", self._request_ids[scheduled.seq_id])
             return SequenceOutput(

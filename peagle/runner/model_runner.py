@@ -18,6 +18,7 @@ from peagle.cuda_graphs.buckets import GridShape
 from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
 from peagle.cuda_graphs.graph_runner import GraphRunner
 from peagle.drafter.interface import DraftBatch, Drafter
+from peagle.errors import DeviceLostError
 from peagle.kv_cache.storage import KVStorage
 from peagle.models.interface import TargetModel, TargetOutput
 from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, SequenceOutput
@@ -72,9 +73,19 @@ class ModelRunner:
             self._decode, _decode_buffers(limits, padding, self._device), capture=capture
         )
 
-    @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step; one output per scheduled sequence, in order."""
+        """Run one step; one output per scheduled sequence, in order.
+
+        Raises:
+            DeviceLostError: the device failed for good. Anything else that is raised may be the fault of a sequence.
+        """
+        try:
+            return self._execute(step)
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(f"the device failed and needs a new process: {error}") from error
+
+    @torch.inference_mode()
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         batch = build_input_batch(step.scheduled, self._pool, self._padding, max_width=self._max_width)
         rows = batch.logit_rows
         if batch.is_decode_only:

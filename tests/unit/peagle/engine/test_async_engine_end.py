@@ -12,7 +12,7 @@ import pytest
 
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.engine import LLMEngine, Runner
-from peagle.errors import EngineDeadError
+from peagle.errors import DeviceLostError, EngineDeadError
 from peagle.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from peagle.sequence import FinishReason
 from tests.builders.async_engine import collect, running
@@ -99,6 +99,10 @@ async def test_requests_that_race_with_a_shutdown_are_refused_or_end(loaded: LLM
         assert {answer.finish_reason for answer in answers} <= {FinishReason.ABORT, FinishReason.LENGTH}
 
 
+def lose_the_device(outputs: ModelRunnerOutput) -> ModelRunnerOutput:
+    raise DeviceLostError("an illegal memory access was encountered")
+
+
 def exit_process(_: ModelRunnerOutput) -> ModelRunnerOutput:
     raise SystemExit("told to go")
 
@@ -109,8 +113,12 @@ def forget_everything(_: ModelRunnerOutput) -> ModelRunnerOutput:
 
 @pytest.mark.parametrize(
     ("act", "error"),
-    [(exit_process, "SystemExit: told to go"), (forget_everything, "AssertionError: ")],
-    ids=["beyond Exception", "a bug outside the isolation"],
+    [
+        (exit_process, "SystemExit: told to go"),
+        (forget_everything, "AssertionError: "),
+        (lose_the_device, "DeviceLostError: "),
+    ],
+    ids=["beyond Exception", "a bug outside the isolation", "a device that is gone"],
 )
 async def test_a_dead_engine_ends_everyone_and_says_why(
     loaded: LLMEngine, act: Callable[[ModelRunnerOutput], ModelRunnerOutput], error: str

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle.outputs import ModelRunnerOutput
+from peagle.errors import DeviceLostError
+from peagle.outputs import ModelRunnerOutput, SchedulerOutput
 from peagle.scheduler import Scheduler
 from peagle.sequence import Sequence
 from tests.builders.head import tiny_head
@@ -18,6 +19,7 @@ from tests.builders.runner import (
     ScriptedDrafter,
     TinyRunner,
     commit,
+    eager_padding,
     greedy_answer,
     greedy_sequence,
     make_graphed_drafter,
@@ -187,3 +189,14 @@ def test_broken_draft_is_only_a_wrong_draft(policy: str, broken: Path, answers: 
     sequences = add_sequences(scheduler, [0, 1, 2, 3, 4, 5])
     run_to_the_end(scheduler, [tiny])
     assert [seq.output_token_ids for seq in sequences] == answers
+
+
+def test_a_failed_device_is_nobodys_fault(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(checkpoint, SIZES, eager_padding(SIZES)).runner
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "_execute", fail)
+    with pytest.raises(DeviceLostError, match="needs a new process"):
+        runner.execute(SchedulerOutput(scheduled=(), num_scheduled_tokens=0))
