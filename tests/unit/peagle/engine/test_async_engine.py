@@ -65,11 +65,12 @@ async def test_clients_that_come_and_go_at_random_leave_nothing_behind(loaded: L
 
 async def test_closing_early_ends_the_request_within_the_running_step(loaded: LLMEngine) -> None:
     with running(loaded) as (engine, gate):
+        gate.close()
         going: Any = engine.generate(numbered(1, max_tokens=LONG))
         staying = engine.generate(numbered(2, max_tokens=10))
+        gate.let_one_through()
         await going.__anext__()
-        gate.close()
-        await gate.holds()
+        await gate.holds(2)
         num_steps = len(gate.steps)
         await going.aclose()
         gate.open()
@@ -134,11 +135,12 @@ async def test_closing_wakes_whoever_waits_for_the_next_output(loaded: LLMEngine
 @pytest.mark.parametrize("num_read", [0, 2])
 async def test_a_client_that_forgot_to_close_ends_its_request(loaded: LLMEngine, num_read: int) -> None:
     with running(loaded) as (engine, gate):
+        gate.close()
         outputs: Any = engine.generate(numbered(1, max_tokens=LONG))
         for _ in range(num_read):
+            gate.let_one_through()
             await outputs.__anext__()
-        gate.close()
-        await gate.holds()
+        await gate.holds(num_read + 1)
         holder = [outputs]
         del outputs
         # The garbage collector runs on any thread.

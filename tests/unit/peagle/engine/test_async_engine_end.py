@@ -43,11 +43,12 @@ class Breaking:
 
 async def test_shutdown_ends_running_waiting_and_unseen_requests(loaded: LLMEngine) -> None:
     with running(loaded, max_num_seqs=1) as (engine, gate):
+        gate.close()
         running_one: Any = engine.generate(make_request("running", max_tokens=LONG))
+        gate.let_one_through()
         first = await running_one.__anext__()
         waiting = engine.generate(make_request("waiting"))
-        gate.close()
-        await gate.holds()
+        await gate.holds(2)
         unseen = engine.generate(make_request("unseen", [1, 2]))
         stopping = threading.Thread(target=engine.shutdown)
         stopping.start()
