@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from peagle.errors import InvalidParameterError
 
 MAX_SEED = 2**63
+MAX_TOP_K = 2**31 - 1  # larger than any vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,8 @@ class SamplingParams:
             )
         if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
             raise InvalidParameterError(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
-        if self.top_k < 0:
-            raise InvalidParameterError(f"top_k must be 0 (off) or positive, got {self.top_k}", param="top_k")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise InvalidParameterError(f"top_k must be between 0 (off) and {MAX_TOP_K}", param="top_k")
         if self.seed is not None and not -MAX_SEED <= self.seed < MAX_SEED:
             raise InvalidParameterError(f"seed must fit in 64 bits, got {self.seed}", param="seed")
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
+from pydantic import ValidationError
 
+from peagle.errors import InvalidParameterError
 from server.engine_bundle import EngineBundle
 from server.errors import UnsupportedMediaTypeError
 from server.lifespan import Lifecycle
@@ -55,11 +57,18 @@ async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatComplet
     Raises:
         UnsupportedMediaTypeError: not declared as JSON.
         pydantic.ValidationError: not JSON, or not a request that is served.
+        InvalidParameterError: a number of thousands of digits, which Python refuses to read.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON, with the header 'Content-Type: application/json'.")
-    return ChatCompletionRequest.model_validate_json(await request.body())
+    body = await request.body()
+    try:
+        return ChatCompletionRequest.model_validate_json(body)
+    except ValidationError:
+        raise
+    except ValueError as error:
+        raise InvalidParameterError("The body has a number that is too long to be read.") from error
 
 
 ChatRequestDep = Annotated[ChatCompletionRequest, Depends(read_chat_request)]

@@ -25,6 +25,7 @@ access_logger = logging.getLogger("server.access")
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 CLIENT_GONE = 499  # in the access log only: there is nobody to send it to
 
+_CLOSED_TRANSPORT = "the handler is closed"  # how uvloop says that there is nobody to write to
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -47,7 +48,12 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], id_header]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                if _CLOSED_TRANSPORT not in str(error):
+                    raise
+                raise ClientDisconnect from error  # the client reset the connection a moment before this write
 
         token = current_request_id.set(request_id)
         try:

@@ -91,6 +91,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"top_p": 1.5}, "invalid_value", "top_p"),
     ({"top_k": -2}, "invalid_value", "top_k"),
     ({"top_k": 1.5}, "invalid_value", "top_k"),
+    ({"top_k": 2**31}, "invalid_value", "top_k"),
+    ({"top_k": 10**30}, "invalid_value", "top_k"),
     ({"seed": 2**63}, "invalid_value", "seed"),
     ({"seed": "1"}, "invalid_value", "seed"),
     ({"max_tokens": 0}, "invalid_value", "max_tokens"),
@@ -237,3 +239,11 @@ async def test_both_ways_to_say_all_tokens(top_k: int) -> None:
         response = await client.post("/v1/chat/completions", json=chat_body(top_k=top_k))
         assert response.status_code == 200, response.text
     assert engine.requests[0].params.top_k == 0
+
+
+async def test_a_number_of_thousands_of_digits_is_the_clients_fault() -> None:
+    body = json.dumps(chat_body(seed=1)).replace('"seed": 1', '"seed": ' + "9" * 5000)
+    async with serving(ScriptedEngine()) as client:
+        response = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"

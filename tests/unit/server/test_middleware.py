@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from server.middleware import RequestMiddleware
 from tests.builders.server import chat_body, serving
 from tests.fakes import ScriptedEngine
 from tests.unit.server.test_bad_input import JSON, assert_envelope
@@ -87,3 +89,22 @@ async def test_the_unexpected_is_answered_and_logged(caplog: pytest.LogCaptureFi
         assert "KeyError: 'secret'" in caplog.text
         engine.refusal = None
         assert (await client.post(PATH, json=chat_body())).status_code == 200
+
+
+async def test_a_connection_reset_before_a_write_is_a_client_that_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """uvloop raises a plain RuntimeError then; it must neither be logged as our failure nor stop the server."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Message) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None, "query_string": b""}
+    with caplog.at_level(logging.INFO):
+        await RequestMiddleware(app)(scope, receive, send)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert " 499 " in caplog.text
