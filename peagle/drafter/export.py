@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.drafter.flat_layout import to_file_name
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig
 
 
-def save_flat(head: PEagleHead, directory: Path | str) -> Path:
+def save_flat(head: DraftHead, directory: Path | str) -> Path:
     """Write a head, in the float type it has; returns the directory, which is made if needed."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def _target_to_draft(offsets: Tensor, vocab_size: int) -> Tensor:
     return mask
 
 
-def _config_values(head: PEagleHead) -> dict[str, Any]:
+def _config_values(head: DraftHead) -> dict[str, Any]:
     config: HeadConfig = head.config
     return {
         "architectures": ["LlamaForCausalLMEagle3"],

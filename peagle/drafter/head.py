@@ -99,7 +99,7 @@ class FirstHeadLayer(HeadLayer):
         return self._finish(feature if self._norm_before_residual else fused, attended)
 
 
-class PEagleHead(nn.Module):
+class DraftHead(nn.Module):
     """Parameters and forward pass of a head. Float type and device are those of its parameters."""
 
     draft_to_target_offsets: Tensor

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from peagle.drafter.flat_layout import to_file_name, to_parameter_name
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape, read_head_config
 from peagle.drafter.rope import RotaryEmbedding
 from peagle.errors import ModelLoadError
@@ -38,7 +38,7 @@ def load_head(
     shared: SharedWeights | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> PEagleHead:
+) -> DraftHead:
     """Load a head for inference (parameters need no gradient).
 
     Args:
@@ -54,7 +54,7 @@ def load_head(
     directory = Path(directory)
     config = read_head_config(directory / "config.json", target)
     with torch.device("meta"):  # no memory and no random numbers for parameters that are replaced at once
-        head = PEagleHead(config)
+        head = DraftHead(config)
     head.rotary = RotaryEmbedding(config)
     tensors = _complete(_read_tensors(directory), config, shared or SharedWeights())
     _check_shapes(tensors, head)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peagle.attention.backend import AttentionBackend
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.inputs import DraftInputs, DraftShape, IntArray, SlotGrid, SlotRules, build_inputs
 from peagle.drafter.interface import NO_TOKEN, DraftBatch, DraftProposal
 from peagle.kv_cache.storage import KVGeometry, KVStorage
@@ -35,7 +35,7 @@ class DraftTensors:
     logits_rows: Tensor  # [D, K] int64
 
 
-def kv_geometry(head: PEagleHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
+def kv_geometry(head: DraftHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
     """Shape of the head's keys and values; their type is the head's unless given."""
     return KVGeometry(
         block_size=block_size,
@@ -60,7 +60,7 @@ class PEagleDrafter:
     def __init__(
         self,
         *,
-        head: PEagleHead,
+        head: DraftHead,
         attention: AttentionBackend,
         num_speculative_tokens: int,
         storage: KVStorage,

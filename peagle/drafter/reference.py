@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class CausalAttention:
 
 @torch.no_grad()
 def reference_drafts(
-    head: PEagleHead, token_ids: Sequence[int], features: Tensor, num_speculative_tokens: int
+    head: DraftHead, token_ids: Sequence[int], features: Tensor, num_speculative_tokens: int
 ) -> ReferenceDrafts:
     """Draft after a committed history.
 

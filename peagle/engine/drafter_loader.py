@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peagle.attention.sdpa import SdpaAttention
 from peagle.config import SpecConfig
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape, read_head_config
 from peagle.drafter.interface import Drafter
 from peagle.drafter.loader import SharedWeights, load_head
@@ -46,7 +46,7 @@ class DrafterPlan:
         """Target layers whose entering residual stream the head reads."""
         return () if self.head_config is None else self.head_config.aux_layer_ids
 
-    def load_head(self, target_directory: Path, precision: Precision) -> PEagleHead | None:
+    def load_head(self, target_directory: Path, precision: Precision) -> DraftHead | None:
         """Load the head's weights; None without one."""
         if self.directory is None or self.target_shape is None:
             return None
@@ -97,14 +97,14 @@ class DrafterSizes:
     capture: bool
 
 
-def drafter_block_bytes(head: PEagleHead | None, block_size: int) -> int:
+def drafter_block_bytes(head: DraftHead | None, block_size: int) -> int:
     """Bytes of one block of the head's pool; 0 without a head."""
     if head is None:
         return 0
     return kv_geometry(head, block_size=block_size).block_bytes(head.config.num_hidden_layers)
 
 
-def build_drafter(plan: DrafterPlan, head: PEagleHead | None, sizes: DrafterSizes) -> Drafter:
+def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes) -> Drafter:
     """The drafter with its pool allocated."""
     if head is None:
         return NullDrafter()

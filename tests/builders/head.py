@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig
 
 TINY_TARGET: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 32, "vocab_size": 300}
@@ -94,7 +94,7 @@ def write_tiny_head(
     return directory
 
 
-def tiny_head(*, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: Any) -> PEagleHead:
+def tiny_head(*, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: Any) -> DraftHead:
     """A random head in memory.
 
     Args:
@@ -117,7 +117,7 @@ def tiny_head(*, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides:
         "max_position_embeddings": 512,
     }
     torch.manual_seed(seed)
-    head = PEagleHead(HeadConfig(**(fields | overrides))).to(dtype)
+    head = DraftHead(HeadConfig(**(fields | overrides))).to(dtype)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, dtype=dtype) * 0.2 + (1.0 if parameter.dim() == 1 else 0.0))

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from peagle.attention.sdpa import SdpaAttention
 from peagle.cuda_graphs.buckets import Buckets
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.interface import NO_TOKEN, DraftBatch, Drafter, DraftProposal
 from peagle.drafter.null import NullDrafter
 from peagle.drafter.peagle import PEagleDrafter, kv_geometry
@@ -113,7 +113,7 @@ def make_runner(
     return TinyRunner(runner=runner, target=target, storage=storage)
 
 
-def make_plain_drafter(head: PEagleHead, sizes: RunnerSizes) -> PEagleDrafter:
+def make_plain_drafter(head: DraftHead, sizes: RunnerSizes) -> PEagleDrafter:
     """A head with a pool of its own."""
     storage = KVStorage(
         num_layers=head.config.num_hidden_layers,
@@ -130,7 +130,7 @@ def make_plain_drafter(head: PEagleHead, sizes: RunnerSizes) -> PEagleDrafter:
 
 
 def make_graphed_drafter(
-    head: PEagleHead, sizes: RunnerSizes, padding: PaddingPolicy, *, capture: bool = False
+    head: DraftHead, sizes: RunnerSizes, padding: PaddingPolicy, *, capture: bool = False
 ) -> GraphedDrafter:
     """The same at fixed shapes."""
     return GraphedDrafter(make_plain_drafter(head, sizes), padding=padding, capture=capture)

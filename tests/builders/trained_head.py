@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.drafter.export import save_flat
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from tests.builders.head import tiny_head
 from tests.builders.model import build_model
 
@@ -77,7 +77,7 @@ def write_continuations(target: Any, *, num_seqs: int, seed: int, temperature: f
     return Continuations(token_ids=token_ids, features=features, next_token_ids=output.logits.argmax(-1))
 
 
-def train_head(target: Any, *, seed: int = 0, num_steps: int = 120) -> PEagleHead:
+def train_head(target: Any, *, seed: int = 0, num_steps: int = 120) -> DraftHead:
     """Train a head of one layer on greedy and sampled continuations."""
     head = tiny_head(
         seed=seed,
@@ -100,7 +100,7 @@ def train_head(target: Any, *, seed: int = 0, num_steps: int = 120) -> PEagleHea
     return head.requires_grad_(False)
 
 
-def training_logits(head: PEagleHead, batch: Continuations) -> Tensor:
+def training_logits(head: DraftHead, batch: Continuations) -> Tensor:
     """Drafts of every anchor in one pass: [B, DEPTH, num_anchors, V_d]."""
     num_seqs, num_anchors = batch.token_ids.shape[0], SEQ_LEN - DEPTH
     anchors = torch.arange(num_anchors).repeat(DEPTH)  # [T]

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from peagle.drafter.head import FirstHeadLayer, PEagleHead
+from peagle.drafter.head import FirstHeadLayer, DraftHead
 from peagle.drafter.reference import CausalAttention
 from peagle.layers.linear import pack_linears
 from tests.builders.head import tiny_head
@@ -28,12 +28,12 @@ LLAMA3 = {
 }
 
 
-def run(head: PEagleHead, token_ids: Tensor, fused: Tensor, positions: Tensor) -> Tensor:
+def run(head: DraftHead, token_ids: Tensor, fused: Tensor, positions: Tensor) -> Tensor:
     hidden: Tensor = head(token_ids, fused, positions, CausalAttention(scaling=head.scaling))
     return hidden
 
 
-def slots(head: PEagleHead, num_slots: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+def slots(head: DraftHead, num_slots: int = 7) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     token_ids = torch.randint(head.config.vocab_size, (num_slots,), generator=generator)
     features = torch.randn(num_slots, head.config.feature_size, generator=generator).to(head.dtype)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peagle.drafter.export import save_flat
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import TargetShape
 from peagle.drafter.loader import SharedWeights, load_head
 from peagle.drafter.reference import reference_drafts
@@ -20,7 +20,7 @@ from tests.builders.head import TINY_TARGET, head_tensors, write_tiny_head
 TARGET = TargetShape(num_layers=4, hidden_size=32, vocab_size=300)
 
 
-def logits_of(head: PEagleHead) -> Tensor:
+def logits_of(head: DraftHead) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(6, head.config.feature_size, generator=generator).double()
     return reference_drafts(head, [3, 1, 4, 1, 5, 9, 2], features, 3).logits

@@ -11,7 +11,7 @@ from torch import Tensor
 from peagle.attention.backend import AttentionBackend
 from peagle.attention.reference import ReferenceAttention
 from peagle.attention.sdpa import SdpaAttention
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.inputs import DraftShape
 from peagle.drafter.peagle import PEagleDrafter, kv_geometry
 from peagle.drafter.reference import reference_drafts
@@ -26,7 +26,7 @@ TOLERANCE = 1e-9
 
 
 def make_drafter(
-    head: PEagleHead, num_speculative_tokens: int = 4, attention: AttentionBackend | None = None
+    head: DraftHead, num_speculative_tokens: int = 4, attention: AttentionBackend | None = None
 ) -> PEagleDrafter:
     storage = KVStorage(
         num_layers=head.config.num_hidden_layers,
@@ -42,7 +42,7 @@ def make_drafter(
     )
 
 
-def make_histories(num_seqs: int, *, seed: int, head: PEagleHead) -> list[DraftHistory]:
+def make_histories(num_seqs: int, *, seed: int, head: DraftHead) -> list[DraftHistory]:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     blocks = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import TargetShape
 from peagle.drafter.loader import load_head
 from peagle.drafter.reference import reference_drafts
@@ -25,7 +25,7 @@ from tests.builders.trained_head import (
 K = 3
 
 
-def acceptance_rate(target: Any, head: PEagleHead, *, temperature: float) -> float:
+def acceptance_rate(target: Any, head: DraftHead, *, temperature: float) -> float:
     """Accepted drafts of all drafts, when the target writes sequences that the head has not seen."""
     data = write_continuations(target, num_seqs=16, seed=1000, temperature=temperature)
     num_drafted = num_accepted = 0
@@ -46,12 +46,12 @@ def target() -> Any:
 
 
 @pytest.fixture(scope="module")
-def head(target: Any) -> PEagleHead:
+def head(target: Any) -> DraftHead:
     return train_head(target)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_acceptance_is_neither_none_nor_all(target: Any, head: PEagleHead, temperature: float) -> None:
+def test_acceptance_is_neither_none_nor_all(target: Any, head: DraftHead, temperature: float) -> None:
     assert 0.2 < acceptance_rate(target, head, temperature=temperature) < 0.95
 
 

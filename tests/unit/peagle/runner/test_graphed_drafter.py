@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from peagle.drafter.head import PEagleHead
+from peagle.drafter.head import DraftHead
 from peagle.drafter.peagle import PEagleDrafter
 from peagle.runner.graphed_drafter import GraphedDrafter
 from tests.builders.draft_history import DraftHistory, HistoryStep, draft_batch
@@ -21,7 +21,7 @@ def make_sizes(num_speculative_tokens: int) -> RunnerSizes:
     return RunnerSizes(num_speculative_tokens=num_speculative_tokens, max_num_seqs=5, max_model_len=MAX_LEN)
 
 
-def make_histories(num_seqs: int, sizes: RunnerSizes, head: PEagleHead, *, seed: int) -> list[DraftHistory]:
+def make_histories(num_seqs: int, sizes: RunnerSizes, head: DraftHead, *, seed: int) -> list[DraftHistory]:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     blocks = rng.sample(range(sizes.num_blocks), sizes.num_blocks)
