@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from peagle.drafter.head import FirstHeadLayer, DraftHead
+from peagle.drafter.head import DraftHead, FirstHeadLayer
 from peagle.drafter.reference import CausalAttention
 from peagle.layers.linear import pack_linears
 from tests.builders.head import tiny_head
