@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from peagle.errors import ConfigError
@@ -121,7 +121,11 @@ class SchedulerConfig:
     """Who runs in a step."""
 
     max_num_seqs: int = option(32, "most sequences that run at once")
-    max_num_batched_tokens: int = option(512, "token budget of a step: prefill chunks, decodes and drafts together")
+    max_num_batched_tokens: int | None = option(
+        None,
+        "token budget of a step: prefill chunks, decodes and drafts together (default: 128 on CPU, 2048 on CUDA, more "
+        "if max_num_seqs needs it)",
+    )
     max_num_queued_reqs: int = option(1024, "most requests that wait; more are refused")
     scheduling_policy: SchedulingPolicy = option(
         "fcfs", "fcfs, or priority (lower RequestInput.priority runs first; the HTTP API has no field for it yet)"
@@ -132,11 +136,27 @@ class SchedulerConfig:
         _check_min("max_num_seqs", self.max_num_seqs, 1)
         _check_min("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_min("max_num_queued_reqs", self.max_num_queued_reqs, 1)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or some sequence could never decode"
             )
+
+    def resolve(self, *, is_on_cpu: bool) -> SchedulerConfig:
+        """The same with the token budget set.
+
+        A processor computes a token of a chunk of 128 as fast as one of 512, and streams wait for a chunk to end
+        (docs/log.md); a CUDA device needs long chunks to be busy. Four tokens a sequence leave room for drafts.
+        """
+        if self.max_num_batched_tokens is not None:
+            return self
+        return replace(self, max_num_batched_tokens=max(128 if is_on_cpu else 2048, 4 * self.max_num_seqs))
+
+    @property
+    def token_budget(self) -> int:
+        """`max_num_batched_tokens` of a resolved configuration."""
+        assert self.max_num_batched_tokens is not None, "resolve() first"
+        return self.max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

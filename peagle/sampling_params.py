@@ -12,6 +12,8 @@ from peagle.errors import InvalidParameterError
 
 MAX_SEED = 2**63
 MAX_TOP_K = 2**31 - 1  # larger than any vocabulary
+MAX_MAX_TOKENS = 2**31 - 1  # longer than any context
+MAX_STOP_LENGTH = 4096  # characters; each held-back one delays a stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +26,8 @@ class SamplingParams:
         top_k: number of most likely tokens that stay; 0 means all.
         seed: key of the noise. With the same seed, parameters and build a request repeats exactly. None: the
             engine draws one.
-        max_tokens: most tokens to generate, at least 1. None: as many as the context holds.
-        stop: strings that end the answer and are not part of it. At most 4, none empty.
+        max_tokens: most tokens to generate, 1 to 2**31 - 1. None: as many as the context holds.
+        stop: strings that end the answer and are not part of it. At most 4, none empty or longer than 4,096 characters.
         stop_token_ids: token ids that end the answer, beside the model's end-of-sequence ids.
         ignore_eos: go on past the end-of-sequence ids (load tests need it).
 
@@ -53,12 +55,17 @@ class SamplingParams:
             raise InvalidParameterError(f"top_k must be between 0 (off) and {MAX_TOP_K}", param="top_k")
         if self.seed is not None and not -MAX_SEED <= self.seed < MAX_SEED:
             raise InvalidParameterError(f"seed must fit in 64 bits, got {self.seed}", param="seed")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidParameterError(f"max_tokens must be at least 1, got {self.max_tokens}", param="max_tokens")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
+            raise InvalidParameterError(f"max_tokens must be between 1 and {MAX_MAX_TOKENS}", param="max_tokens")
         if len(self.stop) > 4:
             raise InvalidParameterError(f"stop takes at most 4 strings, got {len(self.stop)}", param="stop")
         if any(not text for text in self.stop):
             raise InvalidParameterError("stop must not contain an empty string", param="stop")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise InvalidParameterError(
+                f"a stop string may have at most {MAX_STOP_LENGTH} characters, got {longest}", param="stop"
+            )
 
     @property
     def is_greedy(self) -> bool:

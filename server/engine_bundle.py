@@ -5,8 +5,9 @@ Owns the bundle's shape and the type of the function that makes it. Refuses to k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peagle import Engine, PhaseListener
 from peagle.text import ChatTemplate, Tokenizer
@@ -14,12 +15,17 @@ from peagle.text import ChatTemplate, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBundle:
-    """A running engine, and the text side of its model. `model_id` names what was loaded."""
+    """A running engine, and the text side of its model. `model_id` names what was loaded.
+
+    `long_prompts` is held while a long prompt is tokenised: one at a time, so that a flood of them takes one core from
+    the engine and memory for one.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     model_id: str
+    long_prompts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1), compare=False)
 
 
 EngineStarter = Callable[[PhaseListener], EngineBundle]

@@ -35,7 +35,8 @@ from server.schemas.chat import (
 logger = logging.getLogger(__name__)
 
 # About a millisecond of tokenising. Beyond it a thread costs less than the pause that every stream would feel.
-LONGEST_INLINE_TEXT = 4096
+LONGEST_INLINE_TEXT = 4096  # characters
+MESSAGE_OVERHEAD = 32  # characters that a template may put around a message, for the same estimate
 
 T = TypeVar("T")
 
@@ -127,16 +128,37 @@ async def tokenise(bundle: EngineBundle, messages: list[ChatMessage]) -> list[in
     """Prompt ids of a conversation; a long one is worked on in a thread, so that streams go on.
 
     Raises:
+        ContextLengthError: the text is so long that it need not be tokenised to know that it does not fit.
         RequestError: the model's template refuses the conversation, or the text is not valid Unicode.
     """
+    refuse_hopeless(bundle, messages)
     texts = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
     def work() -> list[int]:
         return bundle.tokenizer.encode(bundle.chat_template.render(texts), add_special_tokens=False)
 
-    if sum(len(text["content"]) for text in texts) <= LONGEST_INLINE_TEXT:
+    if sum(len(text["content"]) + MESSAGE_OVERHEAD for text in texts) <= LONGEST_INLINE_TEXT:
         return work()
-    return await asyncio.to_thread(work)
+    async with bundle.long_prompts:
+        return await asyncio.to_thread(work)
+
+
+def refuse_hopeless(bundle: EngineBundle, messages: list[ChatMessage]) -> None:
+    """Refuse what cannot fit whatever its tokens are: tokenising megabytes takes seconds.
+
+    Raises:
+        ContextLengthError: more messages than the context has tokens, or more text than that many tokens can spell.
+    """
+    limit = bundle.engine.max_model_len
+    # A surrogate half counts as three bytes here, and is refused by the tokeniser.
+    num_bytes = sum(len(message.text.encode(errors="surrogatepass")) for message in messages)
+    least = max(len(messages), bundle.tokenizer.min_num_tokens(num_bytes))
+    if least >= limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens, but the messages need at least {least} "
+            f"({len(messages)} messages with {num_bytes} bytes of text). Shorten the messages.",
+            param="messages",
+        )
 
 
 def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:

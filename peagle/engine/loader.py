@@ -129,7 +129,10 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     )
     parts = EngineParts(
         scheduler=_build_scheduler(
-            config.scheduler, kv := _build_kv(config.cache, size, limits), limits, max_model_len
+            config.scheduler.resolve(is_on_cpu=precision.device.type == "cpu"),
+            kv := _build_kv(config.cache, size, limits),
+            limits,
+            max_model_len,
         ),
         kv=kv,
         runner=runner,

@@ -125,7 +125,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. Empty only if there is no work."""
-        plan = StepPlan(budget_left=self._config.max_num_batched_tokens)
+        plan = StepPlan(budget_left=self._config.token_budget)
         ordered = sorted(self._running.values(), key=self._order_key)
         self._grant_decodes(plan, [seq for seq in ordered if _is_decoding(seq)])
         self._grant_prefills(plan, [seq for seq in ordered if not _is_decoding(seq)])

@@ -10,6 +10,7 @@ answer: the answer is never decoded anew.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,9 +20,11 @@ _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """Decodes one answer. All that `push` and `flush` return, joined, is `decode` of all the tokens at once.
+    """Decodes one answer. All that `push` and `flush` return, joined, is `decode` of all the tokens at once,
+    without a last character whose last bytes never came.
 
-    U+FFFD comes out only where the answer really has bytes that are no character, never for the first half of one.
+    U+FFFD comes out only where the answer really has bytes that are no character, never for the first half of one: an
+    answer that ends in the middle of a character ends before it.
 
     Args:
         tokenizer: shared, not changed.
@@ -68,9 +71,8 @@ class _ByteStream:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
+        self._decoder.reset()  # what it holds is the beginning of a character that never came
+        return ""
 
 
 class _WindowStream:
@@ -104,10 +106,16 @@ class _WindowStream:
         return new_text
 
     def flush(self) -> str:
-        text = self._decode(self._context + self._pending)
-        new_text = text[len(self._context_text) :] if self._pending else ""
+        complete = self._pending[: len(self._pending) - self._num_unfinished_bytes()]
         self._pending = []
-        return new_text
+        return self._decode(self._context + complete)[len(self._context_text) :] if complete else ""
+
+    def _num_unfinished_bytes(self) -> int:
+        """How many byte tokens at the end are the beginning of a character that never came."""
+        run = list(itertools.takewhile(self._tokenizer.is_byte_token, reversed(self._pending)))[::-1]
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decoder.decode(b"".join(self._tokenizer.token_bytes(token_id) for token_id in run))
+        return len(decoder.getstate()[0])
 
     def _is_plain(self, token_id: int) -> bool:
         return not self._tokenizer.is_byte_token(token_id)

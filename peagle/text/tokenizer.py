@@ -52,6 +52,7 @@ class Tokenizer:
         kinds = _decoder_kinds(backend)
         self.is_byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
         self.has_byte_fallback = "ByteFallback" in kinds
+        self._longest_token = _longest_token_bytes(backend) if self.is_byte_level else None
         self._marks_spaces = not kinds.isdisjoint({"Metaspace", "Replace"})
         self.chat_template = ChatTemplate(
             files.chat_template,
@@ -89,12 +90,21 @@ class Tokenizer:
             InvalidParameterError: the text has half of a surrogate pair, which JSON can spell and UTF-8 cannot.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # A batch of one: unlike `encode` it lets other threads run, and it computes no offsets.
+            encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameterError(
                 "the text has an unpaired surrogate (such as \\ud83d alone), which is not valid Unicode"
             ) from error
+        ids: list[int] = encodings[0].ids
         return ids
+
+    def min_num_tokens(self, num_bytes: int) -> int:
+        """Least number of tokens that text of `num_bytes` in UTF-8 can have; costs nothing, unlike counting them.
+
+        0 where the tokenizer may drop text before it looks for tokens, so that nothing can be said.
+        """
+        return 0 if self._longest_token is None else -(-num_bytes // self._longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of whole answer `token_ids`. Ids outside the vocabulary stand for nothing."""
@@ -145,6 +155,15 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:
         else:
             kinds.add(part["type"])
     return frozenset(kinds)
+
+
+def _longest_token_bytes(backend: tokenizers.Tokenizer) -> int | None:
+    """Most bytes that one token stands for; None if some text stands for no token at all."""
+    added: Mapping[int, Any] = backend.get_added_tokens_decoder()
+    if backend.normalizer is not None or any(token.lstrip or token.rstrip for token in added.values()):
+        return None
+    plain = (len(piece) for piece in backend.get_vocab(with_added_tokens=False))  # a character spells a byte
+    return max(*plain, *(len(token.content.encode()) for token in added.values()), 1)
 
 
 def _register_added_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:

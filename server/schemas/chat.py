@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from server.errors import INVALID_COMBINATION, UNSUPPORTED_PARAMETER
 
+MAX_INT = 2**31 - 1  # of counts; larger ones have no meaning, and thousands of digits cost time to print
+MAX_ITEMS = 65_536  # of lists; a longer one does not fit in any context
 ROLES = ("developer", "system", "user", "assistant")
 
 
@@ -65,7 +67,8 @@ _STRING_OR_LIST = Discriminator(
     _shape, custom_error_type="string_or_list", custom_error_message="Input should be a string or a list"
 )
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("<list>")],
     _STRING_OR_LIST,
 ]
 Stop = Annotated[
@@ -106,13 +109,13 @@ class ChatCompletionRequest(ClientModel):
     """What is asked of `POST /v1/chat/completions`."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT)] = None
     stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

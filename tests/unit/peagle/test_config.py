@@ -101,3 +101,11 @@ def test_speculation_from_a_mapping() -> None:
 def test_speculation_refuses_what_it_does_not_know(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpecConfig.from_mapping(values)
+
+
+def test_the_token_budget_follows_the_device_unless_it_is_given() -> None:
+    config = SchedulerConfig()
+    assert config.resolve(is_on_cpu=True).token_budget == 128
+    assert config.resolve(is_on_cpu=False).token_budget == 2048
+    assert SchedulerConfig(max_num_seqs=100).resolve(is_on_cpu=True).token_budget == 400
+    assert SchedulerConfig(max_num_batched_tokens=77).resolve(is_on_cpu=True).token_budget == 77

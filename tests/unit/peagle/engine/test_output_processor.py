@@ -125,14 +125,9 @@ def test_the_limit_gives_out_what_was_held_back() -> None:
     check(answer, "abEN", ids("abEN"), FinishReason.LENGTH, None)
 
 
-def test_the_limit_in_the_middle_of_a_character_gives_a_replacement_character() -> None:
+def test_the_limit_in_the_middle_of_a_character_ends_the_text_before_it() -> None:
     answer = Speaker(max_tokens=3).say([65, *FACE[:2]])
-    check(answer, "A\ufffd", [65, *FACE[:2]], FinishReason.LENGTH, None)
-
-
-def test_a_stop_string_that_only_the_flushed_character_completes() -> None:
-    answer = Speaker(stop=("A\ufffd",), max_tokens=2).say([65, FACE[0]])
-    check(answer, "", [65, FACE[0]], FinishReason.STOP, "A\ufffd")
+    check(answer, "A", [65, *FACE[:2]], FinishReason.LENGTH, None)
 
 
 def test_ending_from_outside_gives_out_what_was_held_back_and_keeps_the_count() -> None:
@@ -140,7 +135,7 @@ def test_ending_from_outside_gives_out_what_was_held_back_and_keeps_the_count() 
     speaker.step([*ids("abE"), FACE[0]])
     output = speaker.processor.end(0, FinishReason.ERROR, ARRIVAL + 2, error="broken")
     assert output is not None
-    assert (output.text, output.token_ids, output.error) == ("E\ufffd", [], "broken")
+    assert (output.text, output.token_ids, output.error) == ("E", [], "broken")
     assert output.usage.completion_tokens == 4
     assert speaker.stats.requests_by_reason == {"stop": 0, "length": 0, "abort": 0, "error": 1}
     assert speaker.processor.end(0, FinishReason.ABORT, ARRIVAL + 3) is None

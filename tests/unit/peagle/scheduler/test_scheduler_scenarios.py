@@ -128,7 +128,7 @@ class Scenario:
     def _check_hand_off(self, output: SchedulerOutput) -> None:
         config = self.scheduler._config
         assert output.num_scheduled_tokens == sum(len(s.token_ids) for s in output.scheduled)
-        assert output.num_scheduled_tokens <= config.max_num_batched_tokens
+        assert output.num_scheduled_tokens <= config.token_budget
         assert len({s.seq_id for s in output.scheduled}) == len(output.scheduled) <= config.max_num_seqs
         assert not {s.seq_id for s in output.scheduled} & set(output.preempted_seq_ids)
         is_sampling = [s.is_sampling for s in output.scheduled]

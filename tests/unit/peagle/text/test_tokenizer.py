@@ -213,3 +213,12 @@ def test_importing_it_brings_neither_torch_nor_transformers() -> None:
     program = "import sys, peagle.text; print([m for m in ('torch', 'transformers', 'gguf') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@given(text=st.text(max_size=200))
+def test_the_least_number_of_tokens_is_a_lower_bound(byte_level: Tokenizer, text: str) -> None:
+    assert byte_level.min_num_tokens(len(text.encode())) <= len(byte_level.encode(text, add_special_tokens=False))
+
+
+def test_nothing_is_said_of_tokenizers_that_may_drop_text(byte_fallback: Tokenizer) -> None:
+    assert byte_fallback.min_num_tokens(10**9) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import orjson
@@ -9,6 +11,7 @@ import pytest
 
 from peagle.errors import ContextLengthError, EngineDeadError, EngineOverloadedError
 from peagle.sequence import FinishReason
+from peagle.text import Tokenizer
 from server.generation import LONGEST_INLINE_TEXT
 from tests.builders.server import MODEL, chat_body, serving, tiny_tokenizer
 from tests.fakes import Say, ScriptedEngine
@@ -99,6 +102,46 @@ async def test_a_long_prompt_is_tokenised_as_a_short_one_is() -> None:
         await client.post(PATH, json=chat_body(messages=[{"role": "user", "content": text}]))
     rendered = tokenizer.chat_template.render([{"role": "user", "content": text}])
     assert engine.requests[0].prompt_token_ids == tokenizer.encode(rendered, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "needs"),
+    [
+        ([{"role": "user", "content": "x" * 3_000_000}], "3000000 bytes"),
+        ([{"role": "user", "content": ""}] * 60_000, "60000 messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * 60_000}], "59999 bytes"),
+    ],
+)
+async def test_what_cannot_fit_is_refused_untokenised(
+    messages: list[dict[str, Any]], needs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    async with serving(ScriptedEngine()) as client:
+        response = await client.post(PATH, json=chat_body(messages=messages))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "512 tokens" in error["message"]
+    assert needs in error["message"]
+
+
+async def test_long_prompts_are_tokenised_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, most = 0, 0
+    encode = Tokenizer.encode
+
+    def spy(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        time.sleep(0.01)
+        at_work -= 1
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", spy)
+    body = chat_body(messages=[{"role": "user", "content": "hello " * LONGEST_INLINE_TEXT}])
+    async with serving(ScriptedEngine(max_model_len=100_000)) as client:
+        replies = await asyncio.gather(*(client.post(PATH, json=body) for _ in range(6)))
+    assert {reply.status_code for reply in replies} == {200}
+    assert most == 1
 
 
 async def test_request_ids_are_the_servers_own() -> None:
