@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         GraphConfig,
         ModelConfig,
         SchedulerConfig,
-        SpecConfig,
     )
     from peagle.engine.async_engine import AsyncLLMEngine
     from peagle.engine.engine import LLMEngine
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from peagle.outputs import RequestInput, RequestOutput, Usage
     from peagle.sampling_params import SamplingParams
     from peagle.sequence import FinishReason
+    from peagle.spec_config import SpecConfig
     from peagle.stats import EngineStats
 
 __version__ = "0.1.0"
@@ -47,7 +47,7 @@ _HOMES = {
     "RequestOutput": "peagle.outputs",
     "SamplingParams": "peagle.sampling_params",
     "SchedulerConfig": "peagle.config",
-    "SpecConfig": "peagle.config",
+    "SpecConfig": "peagle.spec_config",
     "Usage": "peagle.outputs",
     "load_engine": "peagle.engine.loader",
     "start_engine": "peagle.engine.loader",

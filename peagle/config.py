@@ -7,13 +7,13 @@ by `resolve` functions that return new objects, never by changing a frozen one.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from peagle.config_field import option
 from peagle.errors import ConfigError
+from peagle.spec_config import SpecConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -23,15 +23,8 @@ Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 GraphMode = Literal["auto", "eager", "capture"]
 
-MAX_NUM_SPECULATIVE_TOKENS = 32
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-def option(default: Any, help_text: str) -> Any:
-    """A configuration field with its help text (shown by `peagle serve --help`)."""
-    return field(default=default, metadata={"help": help_text})
 
 
 def parse_bytes(text: str | int) -> int:
@@ -46,13 +39,6 @@ def parse_bytes(text: str | int) -> int:
     if match is None or match.group(2).lower() not in _UNITS:
         raise ConfigError(f"not a size: {text!r}; write bytes or a unit, such as 2GiB or 500MB")
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
-
-
-def unknown_key_message(key: str, known: list[str], where: str) -> str:
-    """The text of an unknown-key error, naming the nearest known key."""
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known keys: {', '.join(known)}"
-    return f"unknown key {key!r} in {where}{hint}"
 
 
 def _check_choice(name: str, value: str, literal: Any) -> None:
@@ -157,57 +143,6 @@ class SchedulerConfig:
         """`max_num_batched_tokens` of a resolved configuration."""
         assert self.max_num_batched_tokens is not None, "resolve() first"
         return self.max_num_batched_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecConfig:
-    """Speculative decoding, in the keys of vLLM's `--speculative-config`. K = 0 is plain decoding."""
-
-    model: str | None = option(None, "directory of the draft head")
-    method: Literal["eagle3", "peagle"] | None = option(None, "how the head drafts; default: read from the head")
-    num_speculative_tokens: int = option(0, "K: drafts a sequence and step")
-    parallel_drafting: bool | None = option(None, "draft all K tokens in one pass; must be true for a P-EAGLE head")
-
-    def __post_init__(self) -> None:
-        if self.method not in (None, "eagle3", "peagle"):
-            raise ConfigError(f"speculative method must be eagle3 or peagle, got {self.method!r}")
-        if not 0 <= self.num_speculative_tokens <= MAX_NUM_SPECULATIVE_TOKENS:
-            raise ConfigError(
-                f"num_speculative_tokens must be between 0 and {MAX_NUM_SPECULATIVE_TOKENS}, "
-                f"got {self.num_speculative_tokens}"
-            )
-        if self.num_speculative_tokens > 0 and self.model is None:
-            raise ConfigError("num_speculative_tokens is set without a draft head: give `model`, its directory")
-        if self.model is not None and self.num_speculative_tokens == 0:
-            raise ConfigError("a draft head is given without num_speculative_tokens: set it, for example to 4")
-        if self.model is None and (self.method is not None or self.parallel_drafting is not None):
-            raise ConfigError(
-                "speculative_config sets method or parallel_drafting without `model`, the head's directory"
-            )
-        if self.parallel_drafting is False:
-            raise ConfigError("parallel_drafting false is not served yet: only P-EAGLE heads (parallel) are")
-        if self.method == "eagle3" and self.parallel_drafting is None:
-            raise ConfigError(
-                "method eagle3 alone means drafting one token after the other, which is not served yet; for a P-EAGLE "
-                "head set parallel_drafting to true, or leave method out"
-            )
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> SpecConfig:
-        """Build from the parsed JSON of `--speculative-config`.
-
-        Raises:
-            ConfigError: an unknown key (the nearest known one is named) or a value of the wrong type.
-        """
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise ConfigError(unknown_key_message(key, known, "speculative_config"))
-        wanted = {"model": str, "method": str, "num_speculative_tokens": int, "parallel_drafting": bool}
-        for key, value in values.items():
-            if value is not None and type(value) is not wanted[key]:
-                raise ConfigError(f"speculative_config.{key} must be {wanted[key].__name__}, got {value!r}")
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from peagle.errors import ConfigError, PeagleError
-from server.commands import chat, fetch, serve, version
+from server.commands import chat, fetch, serve, train, version
 from server.commands.command_parser import CommandParser
 
 
@@ -34,6 +34,7 @@ def build_parser() -> CommandParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (serve, chat, fetch):
         command.add_parser(subparsers)
+    train.add_parser(subparsers)
     subparsers.add_parser("bench", help="measure a running server (see `peagle bench --help`)", add_help=False)
     version.add_parser(subparsers)
     return parser
@@ -44,6 +45,8 @@ def _run(words: list[str]) -> int:
         from peagle.benchmark.__main__ import main as run_benchmark
 
         return run_benchmark(words[1:])
+    if words[:2] == ["train", "run"]:  # likewise
+        return train.run_trainer(words[2:])
     args = build_parser().parse_args(words)
     code: int = args.run(args)
     return code

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_type_hints
 
-from peagle.config import EngineConfig, SpecConfig
+from peagle.config import EngineConfig
+from peagle.spec_config import SpecConfig
 from server.settings import ServerConfig
 
 ENV_PREFIX = "PEAGLE_"

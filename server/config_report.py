@@ -5,12 +5,10 @@ Owns the layout. Secrets are masked, so a printout with one must have it filled 
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from peagle.config import SpecConfig
 from server.config_options import SPEC_KEY, ConfigKey, config_groups
 from server.config_sources import LoadedSettings
 from server.masking import masked
@@ -46,10 +44,6 @@ def _value(loaded: LoadedSettings, key: ConfigKey) -> str:
 
 def _effective(settings: Settings, key: ConfigKey) -> Any:
     if key.name == SPEC_KEY:
-        return _spec_mapping(settings.engine.spec)
+        return settings.engine.spec.to_mapping()
     group = settings.server if key.group == "server" else getattr(settings.engine, key.group)
     return getattr(group, key.name)
-
-
-def _spec_mapping(spec: SpecConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(spec).items() if value is not None}

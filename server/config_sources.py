@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from peagle.config import EngineConfig, unknown_key_message
+from peagle.config import EngineConfig
+from peagle.config_field import unknown_key_message
 from peagle.errors import ConfigError
 from server.config_options import ENV_PREFIX, ConfigGroup, ConfigKey, config_groups
 from server.config_values import parse_text, parse_yaml

@@ -13,8 +13,9 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from peagle.config import SpecConfig, parse_bytes
+from peagle.config import parse_bytes
 from peagle.errors import ConfigError
+from peagle.spec_config import SpecConfig
 from server.config_options import ConfigKey
 
 _TRUE = {"true", "yes", "on", "1"}

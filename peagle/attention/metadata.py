@@ -4,7 +4,7 @@ A step's rows are packed along one axis and fall into groups; in a group every s
 (`width`), so that a group is a grid [num_seqs, width]. A batch of decodes is one grid, a chunk of a prefill is a grid
 with one sequence. One rule covers all of them: the key at absolute position j of a sequence lies in slot
 `block_table[j // block_size] * block_size + j % block_size`, and a row at position p sees the keys j <= p (and, in a
-layer with a sliding window w, j > p - w).
+layer with a sliding window w, j > p - w). The one exception is a group whose rows are trees (`tree_mask`).
 
 Owns the layout and the masks made from it (once a step, shared by all layers). Refuses to know models and drafts.
 """
@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from peagle.attention.tree_mask import visible_keys
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QueryGroup:
     """Sequences with the same number of rows. Rows are [first_row, first_row + num_seqs * width).
 
-    Padding rows have position 0 and the null slot: they see one key, write nowhere and nobody reads their output.
+    Padding rows have position 0 and the null slot: they see a key, write nowhere and nobody reads their output.
     """
 
     first_row: int
@@ -29,6 +31,7 @@ class QueryGroup:
     block_tables: Tensor  # [num_seqs, num_blocks] int64, padded with any valid block
     block_size: int
     dtype: torch.dtype  # of the masks: the dtype of the queries
+    parent_rows: Tensor | None = None  # [num_seqs, width] int64 where rows are trees; None where they are chains
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _row_masks: dict[int | None, Tensor] = field(default_factory=dict)
 
@@ -70,13 +73,23 @@ class QueryGroup:
         return rows
 
     def _build_mask(self, sliding_window: int | None) -> Tensor:
+        is_hidden = self._hidden_keys(sliding_window)
+        mask = torch.zeros(is_hidden.shape, dtype=self.dtype, device=is_hidden.device)
+        return mask.masked_fill_(is_hidden, float("-inf"))
+
+    def _hidden_keys(self, sliding_window: int | None) -> Tensor:
+        """Whether a row does not see a key: [num_seqs, 1, width, num_keys] bool."""
+        if self.parent_rows is not None:
+            visible = visible_keys(
+                self.positions, self.parent_rows, num_keys=self.num_keys, sliding_window=sliding_window
+            )
+            return ~visible[:, None]
         keys = torch.arange(self.num_keys, device=self.positions.device)  # [num_keys]
         rows = self.positions[:, None, :, None]  # [num_seqs, 1, width, 1]
         is_hidden = keys > rows  # [num_seqs, 1, width, num_keys]
         if sliding_window is not None:
             is_hidden = is_hidden | (keys <= rows - sliding_window)
-        mask = torch.zeros(is_hidden.shape, dtype=self.dtype, device=keys.device)
-        return mask.masked_fill_(is_hidden, float("-inf"))
+        return is_hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

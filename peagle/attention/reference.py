@@ -48,9 +48,23 @@ def _visible(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values that a row of a group sees, each [num_visible, num_kv_heads, head_dim]."""
     seq, offset = divmod(row, group.width)
-    position = int(group.positions[seq, offset])
-    first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-    visible = range(first, position + 1)
+    if group.parent_rows is None:
+        position = int(group.positions[seq, offset])
+        first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+        visible = list(range(first, position + 1))
+    else:
+        visible = _path(group.parent_rows[seq].tolist(), offset, int(group.positions[seq, 0]))
+        visible = [slot for slot in visible if slot < group.num_keys]  # a padding row may have none of its own
+        visible = visible if sliding_window is None else visible[-sliding_window:]
     blocks = [int(group.block_tables[seq, j // group.block_size]) for j in visible]
     offsets = [j % group.block_size for j in visible]
     return cache.key[blocks, offsets].to(dtype), cache.value[blocks, offsets].to(dtype)
+
+
+def _path(parent_rows: list[int], row: int, num_committed: int) -> list[int]:
+    """Slots of the text that ends in a row of a tree: what was committed, then the row's ancestors and itself."""
+    own = []
+    while row >= 0:
+        own.append(num_committed + row)
+        row = parent_rows[row]
+    return [*range(num_committed), *reversed(own)]

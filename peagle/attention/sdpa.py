@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
-from peagle.config import MAX_NUM_SPECULATIVE_TOKENS
 from peagle.kv_cache.storage import LayerCache
+from peagle.spec_config import MAX_NUM_SPECULATIVE_TOKENS
 
 # Wider grids are chunks of prompts, for which a matrix product is several times faster.
 _MAX_ROWS_AS_HEADS = MAX_NUM_SPECULATIVE_TOKENS + 1

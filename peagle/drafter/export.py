@@ -62,6 +62,7 @@ def _config_values(head: DraftHead) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
         "logit_scale": config.logit_scale,
+        "fc_norm": list(config.fc_norm_taps),
         "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
         "eagle_config": {"use_aux_hidden_state": True},
         "torch_dtype": str(head.dtype).removeprefix("torch."),

@@ -110,6 +110,8 @@ class DraftHead(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))  # [n_aux * H_t], before `fc`
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
+        size, eps = config.target_hidden_size, config.rms_norm_eps
+        self.fc_norm = nn.ModuleDict({str(tap): nn.RMSNorm(size, eps=eps) for tap in config.fc_norm_taps})
         later = [HeadLayer(config, input_size=config.hidden_size) for _ in range(config.num_hidden_layers - 1)]
         self.layers = nn.ModuleList([FirstHeadLayer(config), *later])
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -134,7 +136,14 @@ class DraftHead(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """Features [T, n_aux * H_t] of the target, any float type, as the head's own: [T, H]."""
-        output: Tensor = self.fc(features.to(self.dtype))
+        features = features.to(self.dtype)
+        if self.fc_norm:
+            taps = torch.split(features, self.config.target_hidden_size, -1)  # n_aux of [T, H_t]
+            norms: list[Tensor] = [
+                self.fc_norm[str(index)](tap) if str(index) in self.fc_norm else tap for index, tap in enumerate(taps)
+            ]
+            features = torch.cat(norms, -1)
+        output: Tensor = self.fc(features)
         return output
 
     def fused_mask(self) -> Tensor:

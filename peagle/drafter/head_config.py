@@ -15,7 +15,7 @@ from typing import Any
 from peagle.errors import ModelLoadError
 
 _MASK_ID_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-_REFUSED_IF_TRUE = ("norm_before_fc", "fc_norm", "norm_output", "use_sliding_window")
+_REFUSED_IF_TRUE = ("norm_before_fc", "norm_output", "use_sliding_window")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -43,6 +43,7 @@ class HeadConfig:
         rope_theta: base of the rotary embedding; the head's own, not the target's.
         rope_scaling: the file's `rope_scaling`, or None.
         logit_scale: factor on the logits.
+        fc_norm_taps: taps, by their place in `aux_layer_ids`, that are RMS-normed before `fc` (EAGLE-3.1).
     """
 
     hidden_size: int
@@ -65,6 +66,7 @@ class HeadConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     logit_scale: float = 1.0
+    fc_norm_taps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -113,11 +115,12 @@ def parse_head_config(values: Mapping[str, Any], target: TargetShape) -> HeadCon
     _refuse_unserved(values)
     num_heads = _require(values, "num_attention_heads")
     hidden_size = _require(values, "hidden_size")
+    aux_layer_ids = _aux_layer_ids(values, target.num_layers)
     rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     config = HeadConfig(
         hidden_size=hidden_size,
         target_hidden_size=_or(values.get("target_hidden_size"), hidden_size),
-        aux_layer_ids=_aux_layer_ids(values, target.num_layers),
+        aux_layer_ids=aux_layer_ids,
         num_hidden_layers=_require(values, "num_hidden_layers"),
         num_attention_heads=num_heads,
         num_key_value_heads=_or(values.get("num_key_value_heads"), num_heads),
@@ -135,6 +138,7 @@ def parse_head_config(values: Mapping[str, Any], target: TargetShape) -> HeadCon
         attention_bias=bool(values.get("attention_bias", False)),
         mlp_bias=bool(values.get("mlp_bias", False)),
         logit_scale=_or(values.get("logit_scale"), 1.0),
+        fc_norm_taps=_fc_norm_taps(values.get("fc_norm"), len(aux_layer_ids)),
     )
     _check_fit(config, target)
     return config
@@ -179,6 +183,15 @@ def _aux_layer_ids(values: Mapping[str, Any], num_target_layers: int) -> tuple[i
             f"has {num_target_layers}; give them in config.json (absent, they are 2, N/2 and N-3)"
         )
     return ids
+
+
+def _fc_norm_taps(value: Any, num_taps: int) -> tuple[int, ...]:
+    """`true` is every tap, as published; our own heads list the taps that are normed."""
+    if isinstance(value, list) and all(type(tap) is int and 0 <= tap < num_taps for tap in value):
+        return tuple(sorted(set(value)))
+    if value is None or isinstance(value, bool):
+        return tuple(range(num_taps)) if value else ()
+    raise ModelLoadError(f"draft head: fc_norm must be true, false or a list of taps below {num_taps}, got {value!r}")
 
 
 def _mask_token_id(values: Mapping[str, Any]) -> int:

@@ -15,20 +15,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.attention.sdpa import SdpaAttention
-from peagle.config import SpecConfig
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape, read_head_config
 from peagle.drafter.interface import Drafter
 from peagle.drafter.loader import SharedWeights, load_head
 from peagle.drafter.null import NullDrafter
 from peagle.drafter.peagle import PEagleDrafter, kv_geometry
-from peagle.errors import ModelLoadError
+from peagle.errors import ConfigError, ModelLoadError
 from peagle.kv_cache.storage import KVStorage
 from peagle.layers.linear import pack_linears
 from peagle.models.loader import Precision
 from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.input_batch import PaddingPolicy
+from peagle.spec_config import SpecConfig
 
+_DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -68,6 +69,7 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
     Raises:
         ModelLoadError: there is no head there, or it does not fit the target.
     """
+    _refuse_unserved(spec)
     if spec.model is None:
         return DrafterPlan(num_speculative_tokens=0)
     directory = Path(spec.model).expanduser()
@@ -79,11 +81,26 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
         vocab_size=model_config.vocab_size,
     )
     return DrafterPlan(
-        num_speculative_tokens=spec.num_speculative_tokens,
+        num_speculative_tokens=spec.num_speculative_tokens or _DEFAULT_NUM_SPECULATIVE_TOKENS,
         directory=directory,
         head_config=read_head_config(directory / "config.json", shape),
         target_shape=shape,
     )
+
+
+def _refuse_unserved(spec: SpecConfig) -> None:
+    unserved = {
+        f"method {spec.method}": spec.is_lookup,
+        "parallel_drafting false": spec.parallel_drafting is False,
+        "draft_sample_method probabilistic": spec.draft_sample_method != "greedy",
+        "num_speculative_tokens_per_batch_size": spec.num_speculative_tokens_per_batch_size is not None,
+        "adaptive_verification": bool(spec.adaptive_verification),
+        "parallel_drafting_spec": spec.parallel_drafting_spec is not None,
+        "method eagle3 without parallel_drafting true": spec.method == "eagle3" and spec.parallel_drafting is None,
+    }
+    for name, is_asked_for in unserved.items():
+        if is_asked_for:
+            raise ConfigError(f"speculative_config: {name} is not served yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import torch
 from peagle.attention.sdpa import SdpaAttention
 from peagle.config import CacheConfig, EngineConfig, GraphConfig, SchedulerConfig
 from peagle.cuda_graphs.buckets import Buckets
+from peagle.drafter.head import DraftHead
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.checkpoint import resolve_checkpoint
 from peagle.engine.drafter_loader import DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
@@ -91,13 +92,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     on_phase(EnginePhase.ALLOCATING_KV_CACHE, "")
     block_size = config.cache.block_size
     geometry = _kv_geometry(config.cache, target.geometry, precision)
-    size = size_cache(
-        config.cache,
-        target_block_bytes=geometry.block_bytes(target.geometry.num_layers),
-        drafter_block_bytes=drafter_block_bytes(head, block_size),
-        max_model_len=_SHORTEST_MODEL_LEN if config.model.max_model_len is None else max_model_len,
-        device=precision.device,
-    )
+    size = _size_cache(config, geometry.block_bytes(target.geometry.num_layers), head, precision.device)
     # A length that nobody asked for gives way to the memory that there is.
     max_model_len = min(max_model_len, size.num_blocks * block_size)
     _log_sizes(size, block_size, max_model_len)
@@ -183,6 +178,18 @@ def _kv_geometry(cache: CacheConfig, target: TargetGeometry, precision: Precisio
         head_dim=target.head_dim,
         dtype=precision.compute_dtype if name == "auto" else torch_dtype(name),
         device=precision.device,
+    )
+
+
+def _size_cache(
+    config: EngineConfig, target_block_bytes: int, head: DraftHead | None, device: torch.device
+) -> CacheSize:
+    return size_cache(
+        config.cache,
+        target_block_bytes=target_block_bytes,
+        drafter_block_bytes=drafter_block_bytes(head, config.cache.block_size),
+        max_model_len=config.model.max_model_len or _SHORTEST_MODEL_LEN,
+        device=device,
     )
 
 

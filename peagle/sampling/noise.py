@@ -12,11 +12,19 @@ the platform: integers only. `race` computes the same numbers for a whole vocabu
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15  # odd, bits of the golden ratio: keeps small keys from mixing to small values
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
+
+
+class Stream(IntEnum):
+    """Noise for other things than the target's token, of which it must be independent."""
+
+    COINS = 1  # whether a draft is accepted, where that is left to chance
+    DRAFTS = 2  # tokens that a drafter draws
 
 
 def mix(word: int) -> int:
@@ -35,6 +43,21 @@ def row_key(seed: int, position: int) -> int:
         position: absolute position of the token that is drawn.
     """
     return mix(mix(seed & MASK) ^ (position & MASK))
+
+
+def step_key(seed: int, position: int, stream: Stream) -> int:
+    """The key of a stream in one step, independent of the seed's own noise and of other streams.
+
+    What a step decides can depend on noise for positions that it does not reach in the end, and the next step must not
+    meet that noise again. So the key is the step's, not the token's; the i-th number is `uniform(key, i)`, and where a
+    step needs one for each token, the i-th row's key is `row_key(key, i)`.
+
+    Args:
+        seed: of the sequence.
+        position: absolute position of the step's first draft; steps of a sequence differ in it.
+        stream: what the noise is for.
+    """
+    return row_key(row_key(seed, mix(stream)), position)
 
 
 def uniform(key: int, token_id: int) -> float:

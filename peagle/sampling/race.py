@@ -23,15 +23,15 @@ def as_int64(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-def exponentials(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Noise with mean 1 for each row and token, float64.
+def uniforms(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Noise in (0, 1) for each row and token, float64.
 
     Args:
         keys: [G, 1] int64, `noise.row_key` of each row.
         token_ids: [W] or [G, W] int64.
 
     Returns:
-        [G, W], above 0.
+        [G, W].
     """
     word = keys + token_ids * as_int64(GOLDEN)  # integers wrap around, as the definition wants
     word += as_int64(GOLDEN)
@@ -39,8 +39,12 @@ def exponentials(keys: Tensor, token_ids: Tensor) -> Tensor:
         word ^= _shifted(word, shift)
         word *= as_int64(multiplier)
     word ^= _shifted(word, SHIFTS[-1])
-    uniforms = _shifted(word, 12).double().add_(0.5).mul_(2.0**-52)
-    return uniforms.neg_().log1p_().neg_()
+    return _shifted(word, 12).double().add_(0.5).mul_(2.0**-52)
+
+
+def exponentials(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Noise with mean 1, above 0, for each row and token: shapes as in `uniforms`."""
+    return uniforms(keys, token_ids).neg_().log1p_().neg_()
 
 
 def winners(weights: Tensor, keys: Tensor, token_ids: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from peagle.config import unknown_key_message
+from peagle.config_field import unknown_key_message
 from peagle.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Literal, get_args, get_origin
 
-from peagle.config import SpecConfig
+from peagle.spec_config import SpecConfig
 from server.commands.command_parser import Once
 from server.config_options import ConfigKey, config_groups
 from server.config_report import render_settings

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from peagle.config import CacheConfig, EngineConfig, GraphConfig, ModelConfig, SchedulerConfig, SpecConfig
+from peagle.config import CacheConfig, EngineConfig, GraphConfig, ModelConfig, SchedulerConfig
 from peagle.engine.engine import EngineParts, LLMEngine, Runner
 from peagle.engine.loader import load_engine
 from peagle.outputs import RequestInput, RequestOutput
 from peagle.sampling_params import SamplingParams
 from peagle.sequence import FinishReason
+from peagle.spec_config import SpecConfig
 from tests.builders.model import build_model
 from tests.builders.scheduler import make_kv, make_scheduler
 from tests.builders.tokenizer import build_tokenizer_directory

@@ -15,15 +15,15 @@ from peagle.config import (
     GraphConfig,
     ModelConfig,
     SchedulerConfig,
-    SpecConfig,
     parse_bytes,
-    unknown_key_message,
 )
+from peagle.config_field import unknown_key_message
 from peagle.errors import ConfigError
+from peagle.spec_config import SpecConfig
 
 
 def test_the_defaults_are_valid_and_decode_plainly() -> None:
-    assert EngineConfig().spec.num_speculative_tokens == 0
+    assert EngineConfig().spec.model is None
 
 
 def test_groups_are_frozen() -> None:
@@ -46,9 +46,6 @@ def test_every_field_has_a_help_text(group: type) -> None:
         (CacheConfig, {"kv_cache_memory": "much"}, "not a size: 'much'"),
         (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         (SchedulerConfig, {"max_num_seqs": 8, "max_num_batched_tokens": 7}, "must be at least max_num_seqs"),
-        (SpecConfig, {"num_speculative_tokens": 33, "model": "head"}, "between 0 and 32, got 33"),
-        (SpecConfig, {"num_speculative_tokens": 4}, "without a draft head"),
-        (SpecConfig, {"model": "head"}, "without num_speculative_tokens"),
         (GraphConfig, {"graph_batch_sizes": (4, 2)}, "increasing"),
         (GraphConfig, {"graph_batch_sizes": ()}, "increasing"),
     ],
@@ -78,29 +75,6 @@ def test_an_unknown_key_names_the_nearest_one() -> None:
     known = ["max_num_seqs", "seed"]
     assert unknown_key_message("max_num_seq", known, "x.yaml").endswith("did you mean 'max_num_seqs'?")
     assert unknown_key_message("zzz", known, "x.yaml").endswith("known keys: max_num_seqs, seed")
-
-
-def test_speculation_from_a_mapping() -> None:
-    spec = SpecConfig.from_mapping(
-        {"model": "head", "num_speculative_tokens": 4, "method": "eagle3", "parallel_drafting": True}
-    )
-    assert spec == SpecConfig(model="head", num_speculative_tokens=4, method="eagle3", parallel_drafting=True)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_speculative_token": 4}, "did you mean 'num_speculative_tokens'"),
-        ({"model": "head", "num_speculative_tokens": True}, "num_speculative_tokens must be int, got True"),
-        ({"model": "head", "num_speculative_tokens": "4"}, "num_speculative_tokens must be int, got '4'"),
-        ({"model": "head", "num_speculative_tokens": 4, "method": "medusa"}, "must be eagle3 or peagle"),
-        ({"model": "head", "num_speculative_tokens": 4, "method": "eagle3"}, "set parallel_drafting to true"),
-        ({"method": "peagle"}, "without `model`"),
-    ],
-)
-def test_speculation_refuses_what_it_does_not_know(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SpecConfig.from_mapping(values)
 
 
 def test_the_token_budget_follows_the_device_unless_it_is_given() -> None:

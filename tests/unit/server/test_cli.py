@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from peagle.config import SpecConfig
 from peagle.errors import ModelLoadError
+from peagle.spec_config import SpecConfig
 from server.cli import main
 from server.config_options import config_groups
 from server.settings import Settings

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peagle.config import Dtype, EngineConfig, ModelConfig, SpecConfig
+from peagle.config import Dtype, EngineConfig, ModelConfig
 from peagle.errors import ConfigError
+from peagle.spec_config import SpecConfig
 from server.config_options import config_groups
 from server.config_report import render_settings
 from server.config_sources import LoadedSettings, load_settings

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.config import SpecConfig
 from peagle.errors import ConfigError
+from peagle.spec_config import SpecConfig
 from server.config_options import ConfigKey
 from server.config_values import parse_text, parse_yaml
 

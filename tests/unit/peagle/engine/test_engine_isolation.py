@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from peagle.config import SpecConfig
 from peagle.engine.engine import LLMEngine, Runner
 from peagle.outputs import ModelRunnerOutput, RequestInput, SchedulerOutput
 from peagle.sequence import FinishReason
+from peagle.spec_config import SpecConfig
 from tests.builders.engine import Answer, Arrival, ask, make_engine, make_request, play, remake_engine
 from tests.builders.head import TINY_TARGET, write_tiny_head
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from peagle.config import SpecConfig
 from peagle.engine.interface import EnginePhase
 from peagle.engine.loader import load_engine, start_engine
 from peagle.errors import ConfigError, EngineOverloadedError, ModelLoadError
+from peagle.spec_config import SpecConfig
 from tests.builders.async_engine import collect
 from tests.builders.engine import ask, engine_config, greedy_reference, make_engine, make_request
 from tests.builders.head import TINY_TARGET, write_tiny_head

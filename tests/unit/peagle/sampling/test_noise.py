@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.sampling.noise import exponential, row_key, uniform
-from peagle.sampling.race import as_int64, exponentials
+from peagle.sampling.noise import Stream, exponential, row_key, step_key, uniform
+from peagle.sampling.race import as_int64, exponentials, uniforms
 
 Key = tuple[int, int, int]  # seed, position, token id
 
@@ -78,11 +78,27 @@ def test_low_bits_are_uniform() -> None:
     assert abs(chi_square(counts)) < 5
 
 
+@pytest.mark.parametrize("stream", Stream)
+def test_streams_are_independent_of_the_token_and_of_other_steps(stream: Stream) -> None:
+    for seed_step, position_step in [(0, 0), (0, 1), (1, 0), (1, -1)]:
+        counts = [0] * 64
+        for i in range(20_000):
+            coin = uniform(step_key(i % 200, i // 200, stream), 0)
+            other = step_key(i % 200 + seed_step, i // 200 + position_step, Stream.COINS)
+            token = row_key(i % 200 + seed_step, i // 200 + position_step)
+            is_same = (seed_step, position_step, stream) == (0, 0, Stream.COINS)
+            there = uniform(token if is_same else other, 0)
+            counts[int(coin * 8) * 8 + int(there * 8)] += 1
+        assert abs(chi_square(counts)) < 5
+
+
 def test_tensors_hold_the_same_numbers() -> None:
     keys = [row_key(seed, position) for seed, position in [(0, 0), (-5, 3), (2**63 - 1, 10**6), (17, 2)]]
     token_ids = [0, 1, 2, 300, 49151, 201087]
     noise = exponentials(torch.tensor([[as_int64(key)] for key in keys]), torch.tensor(token_ids))
     wanted = [[exponential(key, token_id) for token_id in token_ids] for key in keys]
     assert torch.allclose(noise, torch.tensor(wanted, dtype=torch.float64), rtol=1e-14, atol=0.0)
+    exact = [[uniform(key, token_id) for token_id in token_ids] for key in keys]
+    assert uniforms(torch.tensor([[as_int64(key)] for key in keys]), torch.tensor(token_ids)).tolist() == exact
     own_ids = torch.tensor([token_ids] * len(keys))
     assert torch.equal(noise, exponentials(torch.tensor([[as_int64(key)] for key in keys]), own_ids))
