@@ -55,13 +55,16 @@ async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatComplet
     """The body. Asking for the engine first means that nothing is read which could not be answered.
 
     Raises:
-        UnsupportedMediaTypeError: not declared as JSON.
+        UnsupportedMediaTypeError: not declared as JSON, or compressed.
         pydantic.ValidationError: not JSON, or not a request that is served.
         InvalidParameterError: a number of thousands of digits, which Python refuses to read.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON, with the header 'Content-Type: application/json'.")
+    encodings = ",".join(request.headers.getlist("content-encoding")).lower().replace(",", " ").split()
+    if any(encoding != "identity" for encoding in encodings):
+        raise UnsupportedMediaTypeError("The body must not be compressed: send it without 'Content-Encoding'.")
     body = await request.body()
     try:
         return ChatCompletionRequest.model_validate_json(body)

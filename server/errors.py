@@ -12,6 +12,9 @@ logged and never sent.
     ├── GenerationFailedError     the engine gave up this request
     ├── ModelNotFoundError        not a model that is served here
     ├── BodyTooLargeError
+    ├── HeadersTooLargeError
+    ├── RequestTimeoutError       the client did not send all of it in time
+    ├── MalformedRequestError     not HTTP as it is read here
     └── UnsupportedMediaTypeError
 """
 
@@ -38,6 +41,7 @@ INVALID_COMBINATION = "invalid_combination"  # of fields; the schemas' own kind 
 
 _CLIENT = "invalid_request_error"
 _SERVER = "server_error"
+_CLOSE = {"connection": "close"}  # the rest of the request must not be taken for another one
 _RETRY_SOON = {"retry-after": "1", "retry-after-ms": "1000"}
 _RETRY_LATER = {"retry-after": "5", "retry-after-ms": "5000"}
 _RETRY_ELSEWHERE = {"retry-after": "1", "retry-after-ms": "1000", "x-should-retry": "true", "connection": "close"}
@@ -79,8 +83,20 @@ class BodyTooLargeError(HttpError):
     """The body is longer than the server reads."""
 
 
+class HeadersTooLargeError(HttpError):
+    """The head of the request is longer than the server reads."""
+
+
+class RequestTimeoutError(HttpError):
+    """The client did not send the rest of its request in time."""
+
+
+class MalformedRequestError(HttpError):
+    """What came is not HTTP, or not of a kind that is read here."""
+
+
 class UnsupportedMediaTypeError(HttpError):
-    """The body is not declared as JSON."""
+    """The body is not declared as JSON, or is compressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +133,10 @@ _FAILED = "The server failed while it worked on this request. Other requests go 
 _RULES: Mapping[type[BaseException], _Rule] = {
     RequestError: _Rule(400, _CLIENT, None),
     ModelNotFoundError: _Rule(404, _CLIENT, "model_not_found"),
-    BodyTooLargeError: _Rule(413, _CLIENT, "request_too_large"),
+    BodyTooLargeError: _Rule(413, _CLIENT, "request_too_large", headers=_CLOSE),
+    HeadersTooLargeError: _Rule(431, _CLIENT, "headers_too_large", headers=_CLOSE),
+    RequestTimeoutError: _Rule(408, _CLIENT, "request_timeout", headers=_CLOSE),
+    MalformedRequestError: _Rule(400, _CLIENT, "malformed_http", headers=_CLOSE),
     UnsupportedMediaTypeError: _Rule(415, _CLIENT, "unsupported_media_type"),
     EngineOverloadedError: _Rule(
         503, _SERVER, "server_overloaded", "Too many requests are waiting. Try again in a moment.", _RETRY_SOON
@@ -202,7 +221,7 @@ async def respond(request: Request, error: Exception) -> Response:
     return describe(error).response()
 
 
-def log_failure(error: Exception) -> None:
+def log_failure(error: BaseException) -> None:
     """Leave a trace of errors that are the server's own. Refusals, of bad requests or of more work, leave none."""
     if describe(error).status == 500:
         logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)

@@ -6,15 +6,17 @@ module does no work. Refuses to know routes (`api`) and the life of the engine (
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,8 +25,10 @@ import peagle
 from peagle import EngineConfig, PhaseListener
 from server.api.chat import BODY_DEFINITIONS
 from server.api.router import create_router
+from server.body_reads import BodyReads
 from server.engine_bundle import EngineBundle, EngineStarter
 from server.errors import install_handlers
+from server.http_protocol import HttpProtocol
 from server.lifespan import Lifecycle, lifespan
 from server.logging import configure_logging
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
@@ -62,17 +66,19 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     app = PeagleApp(title="peagle", version=peagle.__version__, lifespan=lifespan, redirect_slashes=False)
     lifecycle = Lifecycle(settings.server, start_engine)
     names = settings.server.served_model_name
+    body_reads = BodyReads(timeout_s=settings.server.request_body_timeout_s)
     collector = EngineCollector(
         get_bundle=lambda: lifecycle.bundle,
         get_model_name=lambda bundle: names[0] if names else bundle.model_id,
     )
     app.state.settings = settings
     app.state.lifecycle = lifecycle
+    app.state.body_reads = body_reads
     app.state.registry = create_registry(collector)
     app.state.created_at = int(time.time())
     app.include_router(create_router())
     install_handlers(app)
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes)
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes, reads=body_reads)
     app.add_middleware(RequestMiddleware)  # added last, so it is outermost: refused bodies get an id and a log line
     return app
 
@@ -105,9 +111,10 @@ def model_id(model: str) -> str:
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a signal begins a drain and keeps listening, so that new work is refused with words."""
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: uvicorn.Config, *, lifecycle: Lifecycle, body_reads: BodyReads) -> None:
         super().__init__(config)
         self._lifecycle = lifecycle
+        self._body_reads = body_reads
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: finish what runs. Second: end it. Third: leave at once."""
@@ -118,7 +125,9 @@ class DrainingServer(uvicorn.Server):
         self._lifecycle.begin_drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: may the process end?"""
+        """Ten times a second: may the process end? A drain refuses requests whose body is still to come."""
+        if self._lifecycle.is_draining:
+            self._body_reads.end()
         return await super().on_tick(counter) or self._lifecycle.may_exit()
 
 
@@ -153,9 +162,11 @@ def serve(settings: Settings, start_engine: EngineStarter, listener: socket.sock
 
 def create_server(app: FastAPI) -> DrainingServer:
     """The HTTP server of an app made by `create_app`."""
+    settings: Settings = app.state.settings
+    protocol = partial(HttpProtocol, head_timeout_s=settings.server.request_head_timeout_s)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
         ws="none",
         lifespan="on",
         log_config=None,
@@ -165,7 +176,7 @@ def create_server(app: FastAPI) -> DrainingServer:
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
     )
-    return DrainingServer(config, app.state.lifecycle)
+    return DrainingServer(config, lifecycle=app.state.lifecycle, body_reads=app.state.body_reads)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What happens around every request: its id, its access log line, the last catch for errors, the limit of its body.
+"""What happens around every request: its id, its access log line, the last catch for errors, the limits of its body.
 
 Owns two pure ASGI layers; they wrap `send` and `receive` once a request and add one frame to each chunk. Refuses to
 know routes and models.
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.body_reads import BodyReads
 from server.errors import BodyTooLargeError, describe
 from server.logging import current_request_id
 
@@ -71,11 +72,16 @@ class RequestMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies longer than `max_body_bytes`: by their declared length, and by counting while they arrive."""
+    """Refuses bodies longer than `max_body_bytes`: by their declared length, and by counting while they arrive.
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+    `reads` waits for the bytes of a body. Once a body is whole, nothing comes but the end of the connection, for which
+    there is no deadline.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, reads: BodyReads) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
+        self.reads = reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,12 +91,13 @@ class BodyLimitMiddleware:
         if declared.isdigit() and int(declared) > self.max_body_bytes:
             await describe(self._too_large()).response()(scope, receive, send)
             return
-        received = 0
+        received, is_whole = 0, False
 
         async def receive_counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_whole
+            message = await (receive() if is_whole else self.reads.receive(receive))
             if message["type"] == "http.request":
+                is_whole = not message.get("more_body", False)
                 received += len(message.get("body", b""))
                 if received > self.max_body_bytes:
                     raise self._too_large()

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from peagle.config import EngineConfig, option
+from peagle.config import EngineConfig
+from peagle.config_field import option
 from peagle.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -26,6 +27,10 @@ class ServerConfig:
     log_level: LogLevel = option("info", "least severe level that is logged")
     keep_alive_s: float = option(15.0, "seconds of silence after which a stream gets an SSE comment; 0 sends none")
     max_body_bytes: int = option(4 * 2**20, "largest request body, in bytes or with a unit, such as 4MiB")
+    request_head_timeout_s: float = option(
+        30.0, "seconds that a client may take to send the head of a request, from connecting or from its first byte"
+    )
+    request_body_timeout_s: float = option(30.0, "seconds that a client may pause within the body of a request")
     shutdown_timeout_s: float = option(30.0, "seconds that running requests get to finish at shutdown")
     heartbeat_timeout_s: float = option(
         60.0, "seconds without an engine step, with work waiting, after which /health says 503"
@@ -45,6 +50,10 @@ class ServerConfig:
             raise ConfigError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
+        if self.request_head_timeout_s <= 0:
+            raise ConfigError(f"request_head_timeout_s must be positive, got {self.request_head_timeout_s}")
+        if self.request_body_timeout_s <= 0:
+            raise ConfigError(f"request_body_timeout_s must be positive, got {self.request_body_timeout_s}")
         if self.shutdown_timeout_s < 0:
             raise ConfigError(f"shutdown_timeout_s must not be negative, got {self.shutdown_timeout_s}")
         if self.heartbeat_timeout_s <= 0:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -109,7 +111,8 @@ class KeepAlive:
         self._timer = self._loop.call_later(self._interval_s - idle_s, self._look)
 
     async def _write(self, message: dict[str, Any]) -> None:
-        await self._send(message)
+        with suppress(ClientDisconnect):  # whoever waits for the end of the client is told as well
+            await self._send(message)
 
 
 class ChatStream(Response):
@@ -137,6 +140,8 @@ class ChatStream(Response):
             keep_alive = KeepAlive(send, interval_s=self._keep_alive_s)
             try:
                 last_events = await self._pump(outputs, send, keep_alive)
+            except ClientDisconnect:
+                raise  # no failure, and nobody to tell
             except Exception as error:
                 last_events = encode_event(describe(error).envelope()) + DONE
                 log_failure(error)

@@ -10,7 +10,16 @@ from starlette.exceptions import HTTPException
 import peagle.errors
 import server.errors
 from peagle.errors import InvalidParameterError, PeagleError, RequestError
-from server.errors import HttpError, ShuttingDownError, describe, parameter_path
+from server.errors import (
+    BodyTooLargeError,
+    HeadersTooLargeError,
+    HttpError,
+    MalformedRequestError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    describe,
+    parameter_path,
+)
 
 EXPECTED_ERRORS = [
     kind
@@ -68,3 +77,8 @@ def test_an_http_error_without_an_entry_keeps_its_detail() -> None:
 )
 def test_parameter_paths(location: tuple[str | int, ...], path: str | None) -> None:
     assert parameter_path(location) == path
+
+
+@pytest.mark.parametrize("kind", [BodyTooLargeError, HeadersTooLargeError, MalformedRequestError, RequestTimeoutError])
+def test_a_request_that_was_not_read_to_its_end_is_the_last(kind: type[HttpError]) -> None:
+    assert describe(kind()).response().headers["connection"] == "close"

@@ -26,6 +26,8 @@ def test_the_defaults_listen_on_this_machine_only() -> None:
         ({"log_level": "loud"}, "log_level must be one of debug, info, warning, error; got 'loud'"),
         ({"keep_alive_s": -0.1}, "keep_alive_s"),
         ({"max_body_bytes": 10}, "at least 1024"),
+        ({"request_head_timeout_s": 0.0}, "request_head_timeout_s must be positive"),
+        ({"request_body_timeout_s": -1.0}, "request_body_timeout_s must be positive"),
         ({"shutdown_timeout_s": -1.0}, "shutdown_timeout_s"),
         ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +12,23 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Scope
 
 from peagle.outputs import RequestOutput, Usage
 from peagle.sequence import FinishReason
 from server.streaming import KEEP_ALIVE, ChunkEncoder, KeepAlive
-from tests.builders.server import MODEL, chat_body, serving
+from tests.builders.server import (
+    DEADLINE_S,
+    MODEL,
+    build_app,
+    chat_body,
+    eventually,
+    is_loaded,
+    serving,
+    started,
+    starter,
+)
 from tests.fakes import Say, ScriptedEngine
 
 PATH = "/v1/chat/completions"
@@ -137,3 +151,47 @@ async def test_comments_come_between_the_events() -> None:
     without_comments = "".join(f"{block}\n\n" for block in blocks if not block.startswith(":"))
     deltas = [event["choices"][0]["delta"].get("content") for event in events_of(without_comments)]
     assert deltas == ["", "a", "b", None]
+
+
+async def test_a_client_that_leaves_in_mid_stream_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine(script=[Say("x", forever=True)])
+    app = build_app(starter(engine))
+    num_sent = 0
+
+    async def receive() -> Message:
+        if num_sent:
+            await asyncio.Event().wait()  # the write notices first that nobody is there
+        return {"type": "http.request", "body": orjson.dumps(chat_body(stream=True)), "more_body": False}
+
+    async def send(_message: Message) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent > 3:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    headers = [(b"content-type", b"application/json")]
+    scope: Scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
+    with caplog.at_level(logging.INFO):
+        async with started(app):
+            await eventually(lambda: is_loaded(app))
+            await asyncio.wait_for(app(scope, receive, send), DEADLINE_S)
+    assert num_sent == 4  # a write that failed is not followed by another
+    assert " 499 " in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert len(engine.ended_early) == 1
+
+
+async def test_a_comment_to_a_gone_client_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    is_tried = asyncio.Event()
+
+    async def send(_message: Any) -> None:
+        is_tried.set()
+        raise ClientDisconnect
+
+    keep_alive = KeepAlive(send, interval_s=0.001)
+    await asyncio.wait_for(is_tried.wait(), DEADLINE_S)
+    await asyncio.sleep(0.01)
+    keep_alive.stop()
+    del keep_alive
+    gc.collect()  # tasks whose exception nobody looked at complain when they die
+    assert caplog.records == []
