@@ -33,6 +33,12 @@ class ScheduledSequence:
     drafter_block_table: SequenceOf[int]  # drafter's, covering the rows and the mask slots; empty without drafter
     params: SamplingParams
     seed: int
+    draft_parents: SequenceOf[int] | None = None  # of each draft, its parent among the drafts (-1: none); None: a chain
+    draft_confidences: SequenceOf[float] = ()  # of each draft
+    known_token_ids: SequenceOf[int] = ()  # all committed tokens: the sequence's own list, to be read at once
+    num_prompt_tokens: int = 0
+    predicted_token_ids: SequenceOf[int] = ()  # what the client expects the answer to be
+    uses_head: bool = True  # False: the draft head keeps nothing of this sequence, and drafts nothing for it
 
     @property
     def num_known_tokens(self) -> int:
@@ -62,14 +68,26 @@ class SequenceOutput:
     token_ids: SequenceOf[int]  # accepted drafts, then the recovered or bonus token; empty for a chunk
     num_accepted_tokens: int  # accepted drafts alone: len(token_ids) - 1 when sampling, else 0
     draft_token_ids: SequenceOf[int] = ()  # proposals for the next step
+    draft_parents: SequenceOf[int] | None = None  # as in `ScheduledSequence`
+    # The drafter's own estimate that each draft is accepted; it decides how many are verified, and no token.
+    draft_confidences: SequenceOf[float] = field(default=(), compare=False)
     error: str | None = None  # the result is unusable (not numbers, or the step raised); nothing is committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTiming:
+    """Seconds that the parts of a step took, the way of the result to the host included."""
+
+    verify_s: float  # target and verification
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """Host integers only; nothing of the device leaves the runner."""
+    """Host numbers only; nothing of the device leaves the runner."""
 
     outputs: tuple[SequenceOutput, ...]
+    timing: StepTiming | None = field(default=None, compare=False)  # two equal results may take different times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +143,4 @@ class RequestInput:
     priority: int = 0
     cache_salt: str | None = None
     arrival_time: float = field(default=0.0)
+    predicted_token_ids: SequenceOf[int] = ()  # drafts of the client's own, see `drafter.prediction`

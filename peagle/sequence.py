@@ -49,6 +49,10 @@ class Sequence:
         arrival_time: `time.monotonic()` seconds at the door.
         num_computed_tokens: tokens whose KV is written and valid, counted from the start.
         draft_token_ids: proposals that the next step verifies; never part of `token_ids`.
+        draft_parents: of each draft its parent among the drafts, -1 for none; None if they are a chain.
+        draft_confidences: the drafter's estimate that each draft is accepted if its parent is.
+        predicted_token_ids: what the client expects the answer to be.
+        uses_head: the draft head keeps KV of this sequence and drafts for it.
         num_cached_tokens: prompt tokens that the prefix cache served when the sequence was first scheduled.
         num_preemptions: how often its KV was given up.
     """
@@ -68,8 +72,16 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
+    draft_parents: list[int] | None = None
+    draft_confidences: list[float] = field(default_factory=list)
+    predicted_token_ids: tuple[int, ...] = ()
+    uses_head: bool = True
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
+
+    def drop_drafts(self) -> None:
+        """Forget the proposals."""
+        self.draft_token_ids, self.draft_parents, self.draft_confidences = [], None, []
 
     @property
     def num_tokens(self) -> int:

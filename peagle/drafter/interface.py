@@ -33,6 +33,8 @@ class DraftProposal:
 
     indices: tuple[int, ...]  # which entries of `scheduled` have drafts, ascending
     draft_token_ids: Tensor  # [len(indices), K] int64 on the device; -1 where none was asked for
+    confidences: Tensor | None = None  # [len(indices), K], the drafter's estimate that a draft is accepted
+    parents: tuple[tuple[int, ...], ...] | None = None  # for each index, of each draft its parent; None: chains
 
 
 class Drafter(Protocol):
@@ -41,6 +43,11 @@ class Drafter(Protocol):
     @property
     def num_speculative_tokens(self) -> int:
         """K, the most drafts of a sequence and step."""
+        ...
+
+    @property
+    def num_mask_slots(self) -> int:
+        """Slots behind a sequence's rows that drafting writes to."""
         ...
 
     @property

@@ -11,6 +11,7 @@ class NullDrafter:
     """See `Drafter`."""
 
     num_speculative_tokens = 0
+    num_mask_slots = 0
     num_layers = 0
     aux_layer_ids: tuple[int, ...] = ()
 

@@ -35,6 +35,14 @@ class DraftTensors:
     logits_rows: Tensor  # [D, K] int64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drafts:
+    """What a pass drafted for D sequences."""
+
+    token_ids: Tensor  # [D, K] int64, target token ids
+    confidences: Tensor  # [D, K], the head's probability of each
+
+
 def kv_geometry(head: DraftHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
     """Shape of the head's keys and values; their type is the head's unless given."""
     return KVGeometry(
@@ -71,6 +79,7 @@ class PEagleDrafter:
         self.head = head
         self.storage = storage
         self.num_speculative_tokens = num_speculative_tokens
+        self.num_mask_slots = num_speculative_tokens - 1
         self.num_layers = head.config.num_hidden_layers
         self.aux_layer_ids = head.config.aux_layer_ids
         self._attention = attention
@@ -86,8 +95,7 @@ class PEagleDrafter:
     def propose(self, batch: DraftBatch) -> DraftProposal:
         """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
         inputs = self.lay_out(batch)
-        draft_token_ids = self.draft(batch.features, self.to_tensors(inputs))
-        return self.to_proposal(inputs, draft_token_ids)
+        return self.to_proposal(inputs, self.draft(batch.features, self.to_tensors(inputs)))
 
     def lay_out(self, batch: DraftBatch, shape: DraftShape | None = None) -> DraftInputs:
         """Host side of a pass; see `build_inputs`."""
@@ -107,26 +115,33 @@ class PEagleDrafter:
             logits_rows=self._to_device(inputs.logits_rows),
         )
 
-    def to_proposal(self, inputs: DraftInputs, draft_token_ids: Tensor) -> DraftProposal:
-        """Drafts [D, K] of a pass, without padding and what nobody asked for."""
-        asked_for = draft_token_ids[: len(inputs.drafting)]
+    def to_proposal(self, inputs: DraftInputs, drafts: Drafts) -> DraftProposal:
+        """The drafts of a pass, without padding and what nobody asked for."""
+        asked_for = drafts.token_ids[: len(inputs.drafting)]
         unasked = inputs.unasked
         if unasked.any():
             asked_for = asked_for.masked_fill(torch.from_numpy(unasked).to(asked_for.device), NO_TOKEN)
-        return DraftProposal(indices=inputs.drafting, draft_token_ids=asked_for)
+        return DraftProposal(
+            indices=inputs.drafting,
+            draft_token_ids=asked_for,
+            confidences=drafts.confidences[: len(inputs.drafting)],
+        )
 
     @torch.no_grad()
-    def draft(self, features: Tensor, tensors: DraftTensors) -> Tensor:
-        """Write the keys and values of all slots, and draft: [D, K] target token ids.
+    def draft(self, features: Tensor, tensors: DraftTensors) -> Drafts:
+        """Write the keys and values of all slots, and draft.
 
         Args:
             features: [num_rows, n_aux * H_t], auxiliary hidden states of the target's rows.
             tensors: of the pass.
         """
+        shape = tensors.logits_rows.shape
         if not tensors.token_ids.numel():
-            return tensors.logits_rows
+            return Drafts(token_ids=tensors.logits_rows, confidences=features.new_empty(shape))
         logits = self.draft_logits(features, tensors)  # [D * K, V_d]
-        return self.head.to_target_ids(first_argmax(logits)).view(tensors.logits_rows.shape)
+        best = first_argmax(logits)  # [D * K]
+        confidences = (logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1)).exp()
+        return Drafts(token_ids=self.head.to_target_ids(best).view(shape), confidences=confidences.view(shape))
 
     @torch.no_grad()
     def draft_logits(self, features: Tensor, tensors: DraftTensors) -> Tensor:
@@ -155,7 +170,7 @@ class PEagleDrafter:
         slot_mapping: Tensor,
         block_tables: Tensor,
         logits_rows: Tensor,
-    ) -> Tensor:
+    ) -> Drafts:
         """As `draft`, for one grid in fixed buffers, with everything derived made inside (a graph can capture it).
 
         Args:
@@ -166,9 +181,6 @@ class PEagleDrafter:
             slot_mapping: [num_seqs * width] int64.
             block_tables: [num_seqs, num_blocks] int64.
             logits_rows: [num_seqs, K] int64.
-
-        Returns:
-            [num_seqs, K] target token ids.
         """
         group = QueryGroup(
             first_row=0,

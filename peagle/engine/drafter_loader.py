@@ -90,11 +90,8 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
 
 def _refuse_unserved(spec: SpecConfig) -> None:
     unserved = {
-        f"method {spec.method}": spec.is_lookup,
         "parallel_drafting false": spec.parallel_drafting is False,
         "draft_sample_method probabilistic": spec.draft_sample_method != "greedy",
-        "num_speculative_tokens_per_batch_size": spec.num_speculative_tokens_per_batch_size is not None,
-        "adaptive_verification": bool(spec.adaptive_verification),
         "parallel_drafting_spec": spec.parallel_drafting_spec is not None,
         "method eagle3 without parallel_drafting true": spec.method == "eagle3" and spec.parallel_drafting is None,
     }

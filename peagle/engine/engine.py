@@ -141,6 +141,7 @@ class LLMEngine:
             priority=request.priority,
             cache_salt=request.cache_salt,
             arrival_time=request.arrival_time or self._clock(),
+            predicted_token_ids=tuple(request.predicted_token_ids),
         )
         self._scheduler.add(seq)
         self._num_sequences += 1

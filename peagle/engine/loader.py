@@ -26,6 +26,7 @@ from peagle.engine.checkpoint import resolve_checkpoint
 from peagle.engine.drafter_loader import DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
 from peagle.engine.engine import EngineParts, LLMEngine
 from peagle.engine.interface import EnginePhase, PhaseListener
+from peagle.engine.speculation_loader import add_lookups, build_speculation, num_lookup_drafts
 from peagle.errors import ConfigError
 from peagle.kv_cache.block_manager import BlockManager
 from peagle.kv_cache.cache_manager import KVCacheManager
@@ -45,6 +46,7 @@ from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
 from peagle.runner.warmup import warm_up
 from peagle.scheduler.scheduler import Scheduler
+from peagle.scheduler.speculation import Speculation
 from peagle.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -99,7 +101,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     limits = RunnerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_blocks=-(-max_model_len // block_size),
-        num_speculative_tokens=plan.num_speculative_tokens,
+        num_speculative_tokens=max(plan.num_speculative_tokens, num_lookup_drafts(config.spec)),
     )
     capture = _should_capture(config.graph, precision.device, model_config)
     padding = _padding(config.graph, limits, capture=capture)
@@ -111,7 +113,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         padding=padding,
         capture=capture,
     )
-    drafter = build_drafter(plan, head, sizes)
+    drafter = add_lookups(config.spec, build_drafter(plan, head, sizes), max_num_seqs=limits.max_num_seqs)
     runner = ModelRunner(target, storage, drafter, padding=padding, limits=limits, capture=capture)
 
     on_phase(EnginePhase.WARMING_UP, "")
@@ -125,8 +127,8 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     parts = EngineParts(
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=precision.device.type == "cpu"),
-            kv := _build_kv(config.cache, size, limits),
-            limits,
+            kv := _build_kv(config.cache, size, has_head=head is not None),
+            build_speculation(config.spec, drafter),
             max_model_len,
         ),
         kv=kv,
@@ -134,7 +136,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         tokenizer=tokenizer,
         max_model_len=max_model_len,
         vocab_size=target.geometry.vocab_size,
-        num_speculative_tokens=plan.num_speculative_tokens,
+        num_speculative_tokens=limits.num_speculative_tokens,
         seed=config.model.seed,
     )
     _give_back_memory()
@@ -224,7 +226,7 @@ def _padding(graph: GraphConfig, limits: RunnerLimits, *, capture: bool) -> Padd
     )
 
 
-def _build_kv(cache: CacheConfig, size: CacheSize, limits: RunnerLimits) -> KVCacheManager:
+def _build_kv(cache: CacheConfig, size: CacheSize, *, has_head: bool) -> KVCacheManager:
     pools = [
         BlockManager(
             size.num_blocks,
@@ -232,17 +234,17 @@ def _build_kv(cache: CacheConfig, size: CacheSize, limits: RunnerLimits) -> KVCa
             enable_prefix_caching=cache.enable_prefix_caching,
             num_lookahead_tokens=num_lookahead_tokens,
         )
-        for num_lookahead_tokens in ((0, 1) if limits.num_speculative_tokens else (0,))
+        for num_lookahead_tokens in ((0, 1) if has_head else (0,))
     ]
     return KVCacheManager(*pools)
 
 
 def _build_scheduler(
-    config: SchedulerConfig, kv: KVCacheManager, limits: RunnerLimits, max_model_len: int
+    config: SchedulerConfig, kv: KVCacheManager, speculation: Speculation, max_model_len: int
 ) -> Scheduler:
     # The door counts running and waiting requests together, so the queue behind it must hold both.
     queue = replace(config, max_num_queued_reqs=config.max_num_queued_reqs + config.max_num_seqs)
-    return Scheduler(queue, kv, max_model_len=max_model_len, num_speculative_tokens=limits.num_speculative_tokens)
+    return Scheduler(queue, kv, max_model_len=max_model_len, speculation=speculation)
 
 
 def _log_sizes(size: CacheSize, block_size: int, max_model_len: int) -> None:

@@ -78,7 +78,7 @@ class KVCacheManager:
         """
         num_blocks = (seq.num_tokens - 1) // self.block_size
         target_ids = self._target.match_prefix(seq.seq_id, seq.token_ids, seq.cache_salt)
-        if self._drafter is None:
+        if self._drafter is None or not seq.uses_head:
             target_ids = target_ids[:num_blocks]
             return PrefixMatch(num_tokens=len(target_ids) * self.block_size, target_block_ids=tuple(target_ids))
         drafter_ids = self._drafter.match_prefix(seq.seq_id, seq.token_ids, seq.cache_salt)
@@ -114,7 +114,7 @@ class KVCacheManager:
         found = prefix or PrefixMatch()
         num_slots = start + num_new_tokens
         wanted = [(self._target, num_slots, found.target_block_ids)]
-        if self._drafter is not None:
+        if self._drafter is not None and seq.uses_head:
             wanted.append((self._drafter, num_slots + num_lookahead_slots, found.drafter_block_ids))
         for pool, slots, ids in wanted:
             if not pool.can_allocate(
@@ -133,7 +133,7 @@ class KVCacheManager:
 
     def publish(self, seq: Sequence) -> None:
         """Share the full blocks of `seq` whose KV is written, after a step has been committed."""
-        for pool in self._pools:
+        for pool in self._pools if seq.uses_head else (self._target,):
             pool.publish(seq.seq_id, seq.token_ids, seq.cache_salt, num_computed_tokens=seq.num_computed_tokens)
 
     def free(self, seq_id: int) -> None:
@@ -141,28 +141,39 @@ class KVCacheManager:
         for pool in self._pools:
             pool.free(seq_id)
 
+    def free_drafter(self, seq_id: int) -> None:
+        """Give up a sequence's blocks in the drafter's pool alone: it goes on without the head. Idempotent."""
+        if self._drafter is not None:
+            self._drafter.free(seq_id)
+
     def block_table(self, seq_id: int) -> list[int]:
         """The target's blocks of a sequence, in position order."""
         return self._target.block_table(seq_id)
 
     def drafter_block_table(self, seq_id: int) -> list[int]:
-        """The drafter's blocks of a sequence, in position order; empty without a drafter."""
-        return [] if self._drafter is None else self._drafter.block_table(seq_id)
+        """The drafter's blocks of a sequence, in position order; empty without a drafter, or if it does not use it."""
+        if self._drafter is None or seq_id not in self._drafter.seq_ids:
+            return []
+        return self._drafter.block_table(seq_id)
 
     @property
     def seq_ids(self) -> frozenset[int]:
         """Sequences that hold blocks."""
         return self._target.seq_ids
 
+    @property
+    def drafter_seq_ids(self) -> frozenset[int] | None:
+        """Sequences that hold blocks of the drafter's pool; None without one."""
+        return None if self._drafter is None else self._drafter.seq_ids
+
     def check_integrity(self) -> None:
-        """Check each pool, and that both hold the same sequences.
+        """Check each pool, and that the drafter's holds no sequence that the target's does not.
 
         Raises:
             IntegrityError: with the first contradiction found.
         """
         for pool in self._pools:
             pool.check_integrity()
-            if pool.seq_ids != self._target.seq_ids:
-                raise IntegrityError(
-                    f"the pools hold different sequences: {sorted(self._target.seq_ids)}, {sorted(pool.seq_ids)}"
-                )
+            strays = pool.seq_ids - self._target.seq_ids
+            if strays:
+                raise IntegrityError(f"the drafter's pool holds sequences that the target's does not: {sorted(strays)}")

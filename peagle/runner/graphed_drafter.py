@@ -16,7 +16,7 @@ from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
 from peagle.cuda_graphs.graph_runner import GraphRunner
 from peagle.drafter.inputs import DraftShape
 from peagle.drafter.interface import DraftBatch, DraftProposal
-from peagle.drafter.peagle import PEagleDrafter
+from peagle.drafter.peagle import Drafts, PEagleDrafter
 from peagle.runner.input_batch import PaddingPolicy
 
 
@@ -42,6 +42,7 @@ class GraphedDrafter:
         self._padding = padding
         self._block_size = drafter.storage.block_size
         self.num_speculative_tokens = drafter.num_speculative_tokens
+        self.num_mask_slots = drafter.num_mask_slots
         self.num_layers = drafter.num_layers
         self.aux_layer_ids = drafter.aux_layer_ids
         self._graphs: GraphRunner[DraftGraphShape] = GraphRunner(
@@ -67,20 +68,20 @@ class GraphedDrafter:
                 "logits_rows": inputs.logits_rows,
             },
         )
-        return self._drafter.to_proposal(inputs, outputs["draft_token_ids"])
+        drafts = Drafts(token_ids=outputs["draft_token_ids"], confidences=outputs["confidences"])
+        return self._drafter.to_proposal(inputs, drafts)
 
     def _draft_grid(self, shape: DraftGraphShape, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            "draft_token_ids": self._drafter.draft_grid(
-                inputs["features"],
-                token_ids=inputs["token_ids"],
-                feature_rows=inputs["feature_rows"],
-                positions=inputs["positions"],
-                slot_mapping=inputs["slot_mapping"],
-                block_tables=inputs["block_tables"],
-                logits_rows=inputs["logits_rows"],
-            )
-        }
+        drafts = self._drafter.draft_grid(
+            inputs["features"],
+            token_ids=inputs["token_ids"],
+            feature_rows=inputs["feature_rows"],
+            positions=inputs["positions"],
+            slot_mapping=inputs["slot_mapping"],
+            block_tables=inputs["block_tables"],
+            logits_rows=inputs["logits_rows"],
+        )
+        return {"draft_token_ids": drafts.token_ids, "confidences": drafts.confidences}
 
     def _fixed_shape(self, batch: DraftBatch) -> DraftGraphShape | None:
         """The shape of a step in which every sequence decodes; None for any other."""

@@ -6,7 +6,8 @@ know the scheduler's reasons, text, and which drafter or attention kernel it dri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -17,11 +18,11 @@ from peagle.attention.metadata import AttentionMetadata, QueryGroup
 from peagle.cuda_graphs.buckets import GridShape
 from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
 from peagle.cuda_graphs.graph_runner import GraphRunner
-from peagle.drafter.interface import DraftBatch, Drafter
+from peagle.drafter.interface import DraftBatch, Drafter, DraftProposal
 from peagle.errors import DeviceLostError
 from peagle.kv_cache.storage import KVStorage
 from peagle.models.interface import TargetModel, TargetOutput
-from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, SequenceOutput
+from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, SequenceOutput, StepTiming
 from peagle.runner.input_batch import InputBatch, PaddingPolicy, PagePool, Section, build_input_batch
 from peagle.sampling.batch import SamplingMetadata, SamplingRow
 from peagle.sampling.sampler import sample
@@ -38,6 +39,15 @@ class RunnerLimits:
     max_num_seqs: int
     max_num_blocks: int  # of one sequence
     num_speculative_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextDrafts:
+    """What is proposed for the next step of a sequence."""
+
+    token_ids: SequenceOf[int] = ()
+    confidences: SequenceOf[float] = ()
+    parents: SequenceOf[int] | None = None
 
 
 class ModelRunner:
@@ -87,6 +97,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         batch = build_input_batch(step.scheduled, self._pool, self._padding, max_width=self._max_width)
+        started = time.perf_counter()
         rows = batch.logit_rows
         if batch.is_decode_only:
             outputs = self._run_grid(batch.sections[0])
@@ -102,9 +113,11 @@ class ModelRunner:
             if rows:
                 tokens = self._verify(batch.sampling, self._target.logits(target_output.hidden[rows]))
         tokens |= _broken_prefills(batch, is_finite)
+        verified = time.perf_counter()
         drafts = self._draft(batch, tokens, features)
         return ModelRunnerOutput(
-            outputs=tuple(_sequence_output(scheduled, tokens, drafts) for scheduled in step.scheduled)
+            outputs=tuple(_sequence_output(scheduled, tokens, drafts) for scheduled in step.scheduled),
+            timing=StepTiming(verify_s=verified - started, draft_s=time.perf_counter() - verified),
         )
 
     def _run_grid(self, section: Section) -> dict[str, Tensor]:
@@ -179,10 +192,12 @@ class ModelRunner:
 
     def _draft(
         self, batch: InputBatch, tokens: Mapping[int, SequenceOutput], features: Tensor | None
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, NextDrafts]:
         """Proposals for the next step, by seq id. Also keeps the drafter's KV up with the target's."""
-        if features is None:  # the null drafter reads none and keeps nothing
+        if not self._drafter.num_speculative_tokens:
             return {}
+        if features is None:  # nobody reads them
+            features = torch.empty(0, 0, device=self._device)
         draft_batch = DraftBatch(
             scheduled=batch.scheduled,
             output_token_ids=tuple(tokens[s.seq_id].token_ids if s.seq_id in tokens else () for s in batch.scheduled),
@@ -190,10 +205,7 @@ class ModelRunner:
             first_rows=batch.first_rows,
         )
         proposal = self._drafter.propose(draft_batch)
-        return {
-            batch.scheduled[index].seq_id: [token_id for token_id in token_ids if token_id != NO_TOKEN]
-            for index, token_ids in zip(proposal.indices, proposal.draft_token_ids.tolist(), strict=True)
-        }
+        return {batch.scheduled[index].seq_id: drafts for index, drafts in _next_drafts(proposal)}
 
     def _to_device(self, values: object) -> Tensor:
         return torch.as_tensor(values, device=self._device)
@@ -223,6 +235,23 @@ def _to_host(sampling: SequenceOf[ScheduledSequence], result: VerifyResult) -> d
     return outputs
 
 
+def _next_drafts(proposal: DraftProposal) -> Iterator[tuple[int, NextDrafts]]:
+    """Each index of a proposal with its drafts, on the host."""
+    confidences = [()] * len(proposal.indices) if proposal.confidences is None else proposal.confidences.tolist()
+    parents = [None] * len(proposal.indices) if proposal.parents is None else proposal.parents
+    rows = zip(proposal.indices, proposal.draft_token_ids.tolist(), confidences, parents, strict=True)
+    for index, token_ids, confidence, parent in rows:
+        count = sum(token_id != NO_TOKEN for token_id in token_ids)  # what nobody asked for comes last
+        yield (
+            index,
+            NextDrafts(
+                token_ids=token_ids[:count],
+                confidences=confidence[:count],
+                parents=None if parent is None else parent[:count],
+            ),
+        )
+
+
 def _finite_rows(hidden: Tensor) -> Tensor:
     """Which rows of hidden states hold numbers only, [num_rows] bool. A sum costs a fiftieth of asking each element."""
     return hidden.sum(-1, dtype=torch.float32).isfinite()
@@ -250,15 +279,18 @@ def _broken_prefills(batch: InputBatch, is_finite: Tensor) -> dict[int, Sequence
 
 
 def _sequence_output(
-    scheduled: ScheduledSequence, tokens: Mapping[int, SequenceOutput], drafts: Mapping[int, list[int]]
+    scheduled: ScheduledSequence, tokens: Mapping[int, SequenceOutput], drafts: Mapping[int, NextDrafts]
 ) -> SequenceOutput:
     found = tokens.get(scheduled.seq_id)
     if found is None:
         return SequenceOutput(seq_id=scheduled.seq_id, token_ids=(), num_accepted_tokens=0)
+    proposed = drafts.get(scheduled.seq_id, NextDrafts())
     return SequenceOutput(
         seq_id=found.seq_id,
         token_ids=found.token_ids,
         num_accepted_tokens=found.num_accepted_tokens,
-        draft_token_ids=tuple(drafts.get(scheduled.seq_id, ())),
+        draft_token_ids=proposed.token_ids,
+        draft_confidences=proposed.confidences,
+        draft_parents=proposed.parents,
         error=found.error,
     )

@@ -21,6 +21,9 @@ def check_running(running: Mapping[int, Sequence], kv: KVCacheManager) -> None:
     kv.check_integrity()
     if kv.seq_ids != running.keys():
         raise IntegrityError(f"sequences {sorted(kv.seq_ids)} hold blocks, {sorted(running)} are running")
+    with_head = {seq_id for seq_id, seq in running.items() if seq.uses_head}
+    if kv.drafter_seq_ids is not None and kv.drafter_seq_ids != with_head:
+        raise IntegrityError(f"sequences {sorted(kv.drafter_seq_ids)} hold drafter blocks, {sorted(with_head)} use it")
     for seq in running.values():
         if seq.status is not SequenceStatus.RUNNING:
             raise IntegrityError(f"sequence {seq.seq_id} is running as {seq.status}")

@@ -32,10 +32,10 @@ from peagle.outputs import (
     SequenceOutput,
 )
 from peagle.scheduler.commit import check_output, cut_at_end
-from peagle.scheduler.draft_budget import draft_allowance, shorten_drafts
 from peagle.scheduler.integrity import check_running, check_waiting
 from peagle.scheduler.policy import order_key
 from peagle.scheduler.queues import WaitingQueue
+from peagle.scheduler.speculation import Speculation
 from peagle.scheduler.step_plan import Grant, StepPlan
 from peagle.sequence import FinishReason, Sequence, SequenceStatus
 
@@ -47,14 +47,19 @@ class Scheduler:
         config: limits and policy.
         kv: the block pools.
         max_model_len: longest sequence in tokens.
-        num_speculative_tokens: K, most drafts of a sequence in a step; 0 is plain decoding.
+        speculation: limits and policy of drafts; None is plain decoding.
 
     Raises:
         ConfigError: the pools cannot hold one sequence of `max_model_len` tokens.
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCacheManager, *, max_model_len: int, num_speculative_tokens: int = 0
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        max_model_len: int,
+        speculation: Speculation | None = None,
     ) -> None:
         if kv.max_num_slots < max_model_len:
             raise ConfigError(
@@ -64,7 +69,8 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._max_model_len = max_model_len
-        self._num_speculative_tokens = num_speculative_tokens
+        self._speculation = speculation or Speculation()
+        self._num_decoding = 0
         self._order_key = order_key(config.scheduling_policy)
         self._waiting = WaitingQueue(self._order_key)
         self._running: dict[int, Sequence] = {}
@@ -115,7 +121,8 @@ class Scheduler:
         self._kv.free(seq_id)
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
-        seq.draft_token_ids = []
+        seq.drop_drafts()
+        self._speculation.forget(seq_id)
         return True
 
     def fail(self, seq_ids: Iterable[int]) -> None:
@@ -127,11 +134,14 @@ class Scheduler:
         """Plan the next step. Empty only if there is no work."""
         plan = StepPlan(budget_left=self._config.token_budget)
         ordered = sorted(self._running.values(), key=self._order_key)
-        self._grant_decodes(plan, [seq for seq in ordered if _is_decoding(seq)])
+        decoding = [seq for seq in ordered if _is_decoding(seq)]
+        self._num_decoding = len(decoding)
+        self._give_up_heads()
+        self._grant_decodes(plan, decoding)
         self._grant_prefills(plan, [seq for seq in ordered if not _is_decoding(seq)])
         if not plan.is_short_of_blocks:
             self._admit(plan)
-        return plan.to_output(self._kv, num_speculative_tokens=self._num_speculative_tokens)
+        return plan.to_output(self._kv, num_speculative_tokens=self._speculation.num_speculative_tokens)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput
@@ -147,6 +157,7 @@ class Scheduler:
         for scheduled, output in pairs:
             if output.error is None:
                 check_output(scheduled, output)
+        self._speculation.observe(scheduler_output, runner_output.outputs, runner_output.timing)
         commits = []
         for scheduled, output in pairs:
             seq = self._running.get(scheduled.seq_id)
@@ -172,9 +183,8 @@ class Scheduler:
 
     def _grant_decodes(self, plan: StepPlan, decoding: list[Sequence]) -> None:
         room = plan.budget_left - len(decoding)
-        wanted = [min(len(seq.draft_token_ids), self._max_drafts(seq, seq.num_tokens)) for seq in decoding]
-        allowance = draft_allowance(room, prefill_demand=self._prefill_demand())
-        for seq, num_drafts in zip(decoding, shorten_drafts(wanted, allowance), strict=True):
+        chosen = self._speculation.num_to_verify(decoding, room=room, prefill_demand=self._prefill_demand())
+        for seq, num_drafts in zip(decoding, chosen, strict=True):
             if seq.status is SequenceStatus.RUNNING:  # not preempted for the sake of an earlier one
                 self._grant_decode(plan, seq, num_drafts)
 
@@ -183,7 +193,9 @@ class Scheduler:
             seq=seq,
             num_known_tokens=1,
             draft_token_ids=seq.draft_token_ids[:num_drafts],
-            max_next_drafts=self._max_drafts(seq, seq.num_tokens + 1),
+            draft_parents=None if seq.draft_parents is None else seq.draft_parents[:num_drafts],
+            draft_confidences=seq.draft_confidences[:num_drafts],
+            max_next_drafts=self._num_to_propose(seq),
         )
         bare = Grant(seq=seq, num_known_tokens=1)
         while True:
@@ -210,17 +222,17 @@ class Scheduler:
 
     def _grant_prefill(self, plan: StepPlan, seq: Sequence) -> None:
         num_known = min(seq.num_tokens - seq.num_computed_tokens, plan.budget_left)
-        max_next_drafts = self._max_drafts(seq, seq.num_tokens + 1)
-        plan.add(Grant(seq=seq, num_known_tokens=num_known, max_next_drafts=max_next_drafts))
+        plan.add(Grant(seq=seq, num_known_tokens=num_known, max_next_drafts=self._num_to_propose(seq)))
 
     def _admit(self, plan: StepPlan) -> None:
         while plan.budget_left > 0 and self._can_admit():
             seq = self._waiting.peek()
+            seq.uses_head = self._speculation.uses_head(seq, num_running=len(self._running))
             prefix = self._kv.match_prefix(seq)
             rest = Grant(
                 seq=seq,
                 num_known_tokens=seq.num_tokens,
-                max_next_drafts=self._max_drafts(seq, seq.num_tokens + 1),
+                max_next_drafts=self._num_to_propose(seq),
             )
             if not self._kv.allocate_slots(
                 seq,
@@ -245,7 +257,7 @@ class Scheduler:
         self._kv.free(seq.seq_id)
         seq.status = SequenceStatus.PREEMPTED
         seq.num_computed_tokens = 0
-        seq.draft_token_ids = []
+        seq.drop_drafts()
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting.push(seq)
@@ -256,7 +268,7 @@ class Scheduler:
         seq.token_ids.extend(cut.token_ids)
         # An answer may end inside the accepted run: rows past its end are valid KV of tokens that were never said.
         seq.num_computed_tokens = min(num_valid, seq.num_tokens)
-        seq.draft_token_ids = list(output.draft_token_ids[: scheduled.max_next_drafts])
+        self._take_drafts(seq, output, scheduled.max_next_drafts)
         self._kv.publish(seq)
         if cut.finish_reason is not None:
             self.finish(seq.seq_id, cut.finish_reason)
@@ -278,17 +290,24 @@ class Scheduler:
         )
         return demand + (self._waiting.peek().num_tokens if self._can_admit() else 0)
 
-    def _max_drafts(self, seq: Sequence, num_tokens: int) -> int:
-        """Drafts that `seq` can use once it knows `num_tokens`: a step yields one token beyond its accepted drafts."""
-        return max(0, min(self._num_speculative_tokens, seq.max_num_tokens - num_tokens - 1))
+    def _give_up_heads(self) -> None:
+        """Go on without the draft head where it costs more than it brings."""
+        for seq in self._running.values():
+            if self._speculation.gives_up_head(seq, num_decoding=self._num_decoding):
+                seq.uses_head = False
+                seq.drop_drafts()
+                self._kv.free_drafter(seq.seq_id)
+
+    def _take_drafts(self, seq: Sequence, output: SequenceOutput, most: int) -> None:
+        seq.draft_token_ids = list(output.draft_token_ids[:most])
+        seq.draft_parents = None if output.draft_parents is None else list(output.draft_parents[:most])
+        seq.draft_confidences = list(output.draft_confidences[:most])
+
+    def _num_to_propose(self, seq: Sequence) -> int:
+        return self._speculation.num_to_propose(seq, seq.num_tokens + 1, num_decoding=max(self._num_decoding, 1))
 
     def _num_mask_slots(self, grant: Grant) -> int:
-        """The drafter's slots after the rows: K - 1 if it proposes at all, none of them past the context."""
-        if grant.max_next_drafts == 0:
-            return 0
-        return max(
-            0, min(self._num_speculative_tokens - 1, self._max_model_len - grant.end - len(grant.draft_token_ids))
-        )
+        return self._speculation.num_lookahead_slots(grant, max_model_len=self._max_model_len)
 
 
 def _is_decoding(seq: Sequence) -> bool:

@@ -20,6 +20,8 @@ class Grant:
     seq: Sequence
     num_known_tokens: int
     draft_token_ids: SequenceOf[int] = ()
+    draft_parents: SequenceOf[int] | None = None
+    draft_confidences: SequenceOf[float] = ()
     max_next_drafts: int = 0
 
     @property
@@ -53,6 +55,12 @@ class Grant:
             drafter_block_table=kv.drafter_block_table(seq.seq_id),
             params=seq.params,
             seed=seq.seed,
+            draft_parents=self.draft_parents,
+            draft_confidences=self.draft_confidences,
+            known_token_ids=seq.token_ids,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            predicted_token_ids=seq.predicted_token_ids,
+            uses_head=seq.uses_head,
         )
 
 

@@ -9,6 +9,7 @@ from peagle.config import SchedulerConfig, SchedulingPolicy
 from peagle.kv_cache import BlockManager, KVCacheManager
 from peagle.sampling_params import SamplingParams
 from peagle.scheduler import Scheduler
+from peagle.scheduler.speculation import Speculation
 from peagle.sequence import Sequence
 
 
@@ -81,5 +82,5 @@ def make_scheduler(
         config,
         kv or make_kv(has_drafter=num_speculative_tokens > 0),
         max_model_len=max_model_len,
-        num_speculative_tokens=num_speculative_tokens,
+        speculation=Speculation(num_speculative_tokens=num_speculative_tokens),
     )

@@ -8,7 +8,9 @@ use.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,13 +45,14 @@ class Arrival:
     params: SamplingParams
     step: int
     cancel_step: int | None
+    predicts: bool = False  # it brings a prediction of its answer, half right
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What runs, and under which limits."""
+    """What runs, and under which limits. In `spec` the model "HEAD" stands for the trained head."""
 
-    num_speculative_tokens: int
+    spec: dict[str, Any]
     num_kv_blocks: int
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -77,23 +80,30 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
 @pytest.fixture(scope="module")
 def alone(pair: TrainedPair) -> LLMEngine:
     """Plain decoding with memory to spare."""
-    return make_engine(pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), None)
+    return make_engine(pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), {})
 
 
-def make_engine(
-    pair: TrainedPair, cache: CacheConfig, scheduler: SchedulerConfig, num_speculative_tokens: int | None
-) -> LLMEngine:
-    """An engine over the tiny target, with the trained head unless K is None."""
-    spec = SpecConfig()
-    if num_speculative_tokens:
-        spec = SpecConfig(model=str(pair.head), num_speculative_tokens=num_speculative_tokens)
+def make_engine(pair: TrainedPair, cache: CacheConfig, scheduler: SchedulerConfig, values: dict[str, Any]) -> LLMEngine:
+    """An engine over the tiny target; `values` are the keys of the speculative configuration."""
+    spec = SpecConfig.from_mapping(values | ({"model": str(pair.head)} if "model" in values else {}))
     model = ModelConfig(model=str(pair.target), dtype="float64", max_model_len=MAX_MODEL_LEN)
     return load_engine(EngineConfig(model=model, cache=cache, scheduler=scheduler, spec=spec)).engine
 
 
-def request(arrival: Arrival, request_id: str) -> RequestInput:
+def request(arrival: Arrival, request_id: str, predicted: tuple[int, ...] = ()) -> RequestInput:
     """The engine's view of an arrival."""
-    return RequestInput(request_id=request_id, prompt_token_ids=arrival.prompt, params=arrival.params)
+    return RequestInput(
+        request_id=request_id,
+        prompt_token_ids=arrival.prompt,
+        params=arrival.params,
+        predicted_token_ids=predicted,
+    )
+
+
+def half_right(answer: Answer) -> tuple[int, ...]:
+    """A prediction that begins right, is wrong, and is right again with a few tokens missing."""
+    tokens = answer.token_ids
+    return (*tokens[:4], (tokens[0] + 1) % VOCAB_SIZE, *tokens[7:])
 
 
 def answer_alone(engine: LLMEngine, arrival: Arrival) -> Answer:
@@ -101,7 +111,9 @@ def answer_alone(engine: LLMEngine, arrival: Arrival) -> Answer:
     return run(engine, (Arrival(prompt=arrival.prompt, params=arrival.params, step=0, cancel_step=None),))[0]
 
 
-def run(engine: LLMEngine, arrivals: tuple[Arrival, ...]) -> list[Answer]:
+def run(
+    engine: LLMEngine, arrivals: tuple[Arrival, ...], predictions: Mapping[int, tuple[int, ...]] | None = None
+) -> list[Answer]:
     """Play a scenario to its end, checking the bookkeeping after every step."""
     tokens: list[list[int]] = [[] for _ in arrivals]
     ends: dict[int, Answer] = {}
@@ -110,7 +122,7 @@ def run(engine: LLMEngine, arrivals: tuple[Arrival, ...]) -> list[Answer]:
         outputs = []
         for index, arrival in enumerate(arrivals):
             if arrival.step == step:
-                engine.add_request(request(arrival, str(index)))
+                engine.add_request(request(arrival, str(index), (predictions or {}).get(index, ())))
             if arrival.cancel_step == step:
                 outputs.append(engine.abort(str(index)))
         outputs.extend(engine.step())
@@ -158,12 +170,24 @@ def arrivals(draw: st.DrawFn) -> Arrival:
         params=draw(params),
         step=step,
         cancel_step=None if life is None else step + life,
+        predicts=draw(st.booleans()),
     )
+
+
+SPECS: list[dict[str, Any]] = [
+    {},
+    *({"model": "HEAD", "num_speculative_tokens": count} for count in range(1, 8)),
+    {"model": "HEAD"},
+    {"model": "HEAD", "num_speculative_tokens": 5, "adaptive_verification": True},
+    {"model": "HEAD", "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 3, 2], [4, 99, 0]]},
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    {"method": "suffix", "num_speculative_tokens": 6, "adaptive_verification": True},
+]
 
 
 scenarios = st.builds(
     Scenario,
-    num_speculative_tokens=st.integers(0, 7),
+    spec=st.sampled_from(SPECS),
     num_kv_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 40),
     max_num_batched_tokens=st.sampled_from([8, 11, 16, 64]),
     max_num_seqs=st.sampled_from([1, 3, 8]),
@@ -190,10 +214,16 @@ def test_every_request_gets_the_tokens_of_plain_decoding(
             enable_prefix_caching=scenario.enable_prefix_caching,
         ),
         SchedulerConfig(max_num_seqs=scenario.max_num_seqs, max_num_batched_tokens=scenario.max_num_batched_tokens),
-        scenario.num_speculative_tokens,
+        scenario.spec,
     )
-    for arrival, answer in zip(scenario.arrivals, run(engine, scenario.arrivals), strict=True):
-        truth = answer_alone(alone, arrival)
+    truths = [answer_alone(alone, arrival) for arrival in scenario.arrivals]
+    predictions = {
+        index: half_right(truth)
+        for index, (arrival, truth) in enumerate(zip(scenario.arrivals, truths, strict=True))
+        if arrival.predicts
+    }
+    answers = run(engine, scenario.arrivals, predictions)
+    for answer, truth in zip(answers, truths, strict=True):
         assert answer.completion_tokens == len(answer.token_ids)
         if answer.finish_reason is FinishReason.ABORT:
             assert answer.token_ids == truth.token_ids[: len(answer.token_ids)]
@@ -203,7 +233,8 @@ def test_every_request_gets_the_tokens_of_plain_decoding(
 
 def test_the_head_is_neither_always_right_nor_always_wrong(pair: TrainedPair) -> None:
     """Otherwise the test above would only see one side of verification."""
-    engine = make_engine(pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), 3)
+    spec = {"model": "HEAD", "num_speculative_tokens": 3}
+    engine = make_engine(pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), spec)
     run(
         engine,
         tuple(
@@ -216,7 +247,20 @@ def test_the_head_is_neither_always_right_nor_always_wrong(pair: TrainedPair) ->
             for index in range(12)
         ),
     )
-    spec = engine.stats().spec_decode
-    assert 0.1 < spec.num_accepted_tokens / spec.num_draft_tokens < 0.95
-    assert sum(spec.num_accepted_tokens_per_pos) == spec.num_accepted_tokens
-    assert all(count > 0 for count in spec.num_accepted_tokens_per_pos)
+    stats = engine.stats().spec_decode
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert all(count > 0 for count in stats.num_accepted_tokens_per_pos)
+
+
+def test_a_prediction_saves_steps(pair: TrainedPair, alone: LLMEngine) -> None:
+    """Half of a right prediction is worth many steps, with a head that drafts and without one."""
+    arrival = Arrival(
+        prompt=(3, 1, 4), params=SamplingParams(temperature=1.0, seed=5, max_tokens=40), step=0, cancel_step=None
+    )
+    truth = answer_alone(alone, arrival)
+    engine = make_engine(
+        pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), {"method": "suffix"}
+    )
+    assert run(engine, (arrival,), {0: truth.token_ids}) == [truth]
+    assert engine.stats().num_steps < len(truth.token_ids) / 3

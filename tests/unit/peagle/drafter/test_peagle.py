@@ -193,11 +193,14 @@ def test_fixed_shape_gives_the_same_drafts() -> None:
             block_tables=torch.from_numpy(grid.block_tables),
             logits_rows=torch.from_numpy(inputs.logits_rows),
         )
-        assert drafts.shape == (5, 4)
+        assert drafts.token_ids.shape == drafts.confidences.shape == (5, 4)
         expected = ragged.propose(batch)
         proposal = fixed.to_proposal(inputs, drafts)
         assert proposal.indices == expected.indices
         assert torch.equal(proposal.draft_token_ids, expected.draft_token_ids)
+        assert proposal.confidences is not None
+        assert expected.confidences is not None
+        assert torch.allclose(proposal.confidences, expected.confidences)
     for history in histories:
         check_cache(fixed, history)
 

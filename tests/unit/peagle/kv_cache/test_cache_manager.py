@@ -97,6 +97,6 @@ def test_integrity_sees_pools_that_disagree() -> None:
     target, drafter = BlockManager(4, 4), BlockManager(4, 4, num_lookahead_tokens=1)
     kv = KVCacheManager(target, drafter)
     kv.allocate_slots(make_sequence(0), num_new_tokens=3)
-    drafter.free(0)
-    with pytest.raises(IntegrityError, match="the pools hold different sequences"):
+    target.free(0)
+    with pytest.raises(IntegrityError, match="holds sequences that the target's does not"):
         kv.check_integrity()

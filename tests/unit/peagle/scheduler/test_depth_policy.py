@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.scheduler.depth_policy import AdaptiveDepth, DepthByBatchSize, DraftOffer, FixedDepth, StepReport
+from peagle.spec_config import BatchSizeRange
+
+CONFIDENCES = st.lists(st.floats(0.0, 1.0), max_size=4)
+
+
+def offers(*confidences: list[float]) -> list[DraftOffer]:
+    return [DraftOffer(seq_id=index, confidences=one) for index, one in enumerate(confidences)]
+
+
+def trained(*, row_s: float, fixed_s: float, draft_s: float = 0.0, depth: int = 4) -> AdaptiveDepth:
+    """A policy that knows what rows cost: `fixed_s + rows * row_s`."""
+    policy = AdaptiveDepth(depth)
+    for num_rows in (1, 2, 4, 8, 16, 32):
+        policy.observe_step(
+            StepReport(num_rows=num_rows, num_drafting=num_rows, verify_s=fixed_s + num_rows * row_s, draft_s=draft_s)
+        )
+    return policy
+
+
+def test_a_fixed_depth_verifies_everything() -> None:
+    policy = FixedDepth(3)
+    assert policy.num_to_verify(offers([0.1] * 3, [], [0.9]), num_other_rows=7) == [3, 0, 1]
+    assert policy.num_to_propose(50) == 3
+    assert policy.uses_head(0, 99)
+    assert not policy.gives_up_head(0, 99)
+
+
+def test_the_table_goes_by_the_number_of_sequences() -> None:
+    rows = [(1, 1, 5), (2, 4, 2), (5, 9, 0)]
+    policy = DepthByBatchSize([BatchSizeRange(first=a, last=b, num_speculative_tokens=k) for a, b, k in rows])
+    assert [policy.num_to_propose(count) for count in (1, 2, 4, 5, 9, 100)] == [5, 2, 2, 0, 0, 0]
+    assert policy.num_to_verify(offers([0.5] * 5), num_other_rows=0) == [5]
+    assert policy.num_to_verify(offers([0.5] * 5, [0.5]), num_other_rows=0) == [2, 1]
+
+
+def test_everything_is_verified_while_costs_are_unknown() -> None:
+    assert AdaptiveDepth(4).num_to_verify(offers([0.1, 0.1], [0.9]), num_other_rows=0) == [2, 1]
+
+
+def test_free_rows_are_all_used_and_dear_rows_are_not() -> None:
+    some = offers([0.9, 0.9, 0.9], [0.2, 0.2, 0.2])
+    assert trained(row_s=0.0, fixed_s=1.0).num_to_verify(some, num_other_rows=0) == [3, 3]
+    assert trained(row_s=1.0, fixed_s=0.0).num_to_verify(some, num_other_rows=0) == [0, 0]
+    assert trained(row_s=0.1, fixed_s=0.5).num_to_verify(some, num_other_rows=0) == [3, 0]
+
+
+@settings(max_examples=60)
+@given(
+    confidences=st.lists(CONFIDENCES, min_size=1, max_size=3),
+    row_s=st.floats(0.001, 1.0),
+    fixed_s=st.floats(0.001, 3.0),
+    num_other_rows=st.integers(0, 5),
+)
+def test_the_choice_is_the_best_of_all(
+    confidences: list[list[float]], row_s: float, fixed_s: float, num_other_rows: int
+) -> None:
+    policy = trained(row_s=row_s, fixed_s=fixed_s, draft_s=0.1)
+    some = offers(*confidences)
+
+    def rate(counts: tuple[int, ...]) -> float:
+        survivals = [policy.survival.survivals(one.seq_id, one.confidences) for one in some]
+        tokens = len(some) + sum(sum(chain[:count]) for chain, count in zip(survivals, counts, strict=True))
+        num_rows = len(some) + num_other_rows + sum(counts)
+        return tokens / (policy.verify_cost.seconds(num_rows) + policy.draft_cost.seconds(len(some)))
+
+    best = max(rate(counts) for counts in itertools.product(*(range(len(one) + 1) for one in confidences)))
+    chosen = tuple(policy.num_to_verify(some, num_other_rows=num_other_rows))
+    assert rate(chosen) == pytest.approx(best)
+
+
+def accept(policy: AdaptiveDepth, *, every: int) -> None:
+    for seq_id in range(200):
+        policy.observe(DraftOffer(seq_id=seq_id, confidences=[0.5]), num_accepted=int(seq_id % every == 0))
+        policy.forget(seq_id)
+
+
+def test_a_head_that_earns_nothing_is_given_up_but_for_probes() -> None:
+    policy = trained(row_s=0.1, fixed_s=1.0, draft_s=0.2)
+    assert policy.uses_head(1, 0), "nothing is known that speaks against it"
+    accept(policy, every=1000)
+    assert policy.gain(1) < 1.0
+    used = [policy.uses_head(seq_id, 0) for seq_id in range(1, 161)]
+    assert sum(used) == 10
+    assert policy.gives_up_head(1, 1)
+    assert not policy.gives_up_head(16, 1), "a probe goes on"
+
+
+def test_a_head_that_begins_to_pay_comes_back() -> None:
+    policy = trained(row_s=0.1, fixed_s=1.0, draft_s=0.2)
+    accept(policy, every=1000)
+    accept(policy, every=1)
+    assert policy.gain(1) > 1.3
+    assert policy.uses_head(1, 0)
+    assert not policy.gives_up_head(1, 1)
+
+
+def test_a_head_may_pay_at_low_load_only() -> None:
+    policy = trained(row_s=0.1, fixed_s=1.0, draft_s=0.05)
+    accept(policy, every=2)
+    assert policy.uses_head(1, 0)
+    assert not policy.uses_head(1, 29)
