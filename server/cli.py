@@ -35,12 +35,20 @@ def build_parser() -> CommandParser:
     for command in (serve, chat, fetch):
         command.add_parser(subparsers)
     train.add_parser(subparsers)
-    subparsers.add_parser("bench", help="measure a running server (see `peagle bench --help`)", add_help=False)
+    subparsers.add_parser(
+        "bench",
+        help="measure a running server; `bench spec`: what speculation brings (see --help of both)",
+        add_help=False,
+    )
     version.add_parser(subparsers)
     return parser
 
 
 def _run(words: list[str]) -> int:
+    if words[:2] == ["bench", "spec"]:
+        from peagle.spec_benchmark.__main__ import main as run_spec_benchmark
+
+        return run_spec_benchmark(words[2:])
     if words[:1] == ["bench"]:  # has a parser of its own, which must see every word, `--help` included
         from peagle.benchmark.__main__ import main as run_benchmark
 

@@ -35,7 +35,7 @@ LEVELS = {
     "runner": 5,
     "engine": 6,
 }
-BESIDE = {"benchmark", "training"}  # not layers of serving: no layer imports them
+BESIDE = {"benchmark", "training", "spec_benchmark"}  # not layers of serving: no layer imports them
 FACADE = "peagle"
 
 TORCH_FREE = {"server", "peagle.text", "peagle.scheduler", "peagle.kv_cache", "peagle.benchmark"} | {
@@ -50,7 +50,7 @@ SERVER_MAY_IMPORT = {FACADE, "peagle.text", "peagle.engine.interface"} | {
     f"peagle.{part}" for part, level in LEVELS.items() if level == 0
 }
 # And inside a function, where the import is the start of the work (the loader imports torch).
-SERVER_MAY_IMPORT_LAZILY = {"peagle.engine.loader", "peagle.fetch", "peagle.benchmark", "peagle.training"}
+SERVER_MAY_IMPORT_LAZILY = {"peagle.engine.loader", "peagle.fetch", "peagle.benchmark", "peagle.training", "peagle.spec_benchmark"}
 
 TRAINING_NEVER_IMPORTS = ("peagle.scheduler", "peagle.kv_cache", "peagle.runner", "peagle.engine")
 
