@@ -6,6 +6,7 @@ Owns writing. Refuses heads whose linears were packed: their weights are gone.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,28 @@ from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig
 
 
-def save_flat(head: DraftHead, directory: Path | str) -> Path:
-    """Write a head, in the float type it has; returns the directory, which is made if needed."""
+def save_flat(head: DraftHead, directory: Path | str, *, leave_out: Collection[str] = ()) -> Path:
+    """Write a head, in the float type it has; returns the directory, which is made if needed.
+
+    Args:
+        head: not packed.
+        directory: where to.
+        leave_out: file names of tensors that whoever loads the head takes from the target: `embed_tokens.weight`,
+            `lm_head.weight`.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {to_file_name(name): tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
+    for name in leave_out:
+        del tensors[name]
+    if "mask_hidden" in tensors:
+        tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     tensors["t2d"] = _target_to_draft(tensors["d2t"], head.config.vocab_size)
     text = json.dumps(_config_values(head), indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "model.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod((directory / "config.json").stat().st_mode)  # safetensors lets only the owner read
     return directory
 
 
@@ -54,7 +67,8 @@ def _config_values(head: DraftHead) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
-        "ptd_token_id": config.mask_token_id,
+        **({"ptd_token_id": config.mask_token_id} if config.is_parallel else {}),
+        **({"num_speculative_tokens": config.num_speculative_tokens} if config.num_speculative_tokens else {}),
         "max_position_embeddings": config.max_position_embeddings,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling is None else dict(config.rope_scaling),

@@ -108,7 +108,8 @@ class DraftHead(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))  # [n_aux * H_t], before `fc`
+        if config.is_parallel:
+            self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))  # [n_aux * H_t], before `fc`
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         size, eps = config.target_hidden_size, config.rms_norm_eps
         self.fc_norm = nn.ModuleDict({str(tap): nn.RMSNorm(size, eps=eps) for tap in config.fc_norm_taps})

@@ -30,7 +30,7 @@ class TargetShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """Geometry and constants of a P-EAGLE head.
+    """Geometry and constants of a head.
 
     Attributes:
         hidden_size: H, width of the head.
@@ -38,11 +38,12 @@ class HeadConfig:
         aux_layer_ids: target layers before which the residual stream is tapped, ascending.
         vocab_size: V, rows of the embedding table.
         draft_vocab_size: V_d, rows of the head's lm_head.
-        mask_token_id: row of the head's embedding table in mask slots.
+        mask_token_id: row of the head's embedding table in mask slots; None for a head that cannot draft in parallel.
         norm_before_residual: the first layer's residual is the normed feature instead of the feature.
         rope_theta: base of the rotary embedding; the head's own, not the target's.
         rope_scaling: the file's `rope_scaling`, or None.
         logit_scale: factor on the logits.
+        num_speculative_tokens: drafts that the head was made for, where the file says so.
         fc_norm_taps: taps, by their place in `aux_layer_ids`, that are RMS-normed before `fc` (EAGLE-3.1).
     """
 
@@ -56,7 +57,7 @@ class HeadConfig:
     intermediate_size: int
     vocab_size: int
     draft_vocab_size: int
-    mask_token_id: int
+    mask_token_id: int | None
     max_position_embeddings: int
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
@@ -67,6 +68,7 @@ class HeadConfig:
     mlp_bias: bool = False
     logit_scale: float = 1.0
     fc_norm_taps: tuple[int, ...] = ()
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -78,7 +80,7 @@ class HeadConfig:
             raise ModelLoadError(
                 f"draft head: draft_vocab_size {self.draft_vocab_size} is larger than vocab_size {self.vocab_size}"
             )
-        if not 0 <= self.mask_token_id < self.vocab_size:
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ModelLoadError(
                 f"draft head: mask token id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}"
             )
@@ -91,6 +93,11 @@ class HeadConfig:
     def feature_size(self) -> int:
         """Width of a feature before `fc`: n_aux * H_t."""
         return len(self.aux_layer_ids) * self.target_hidden_size
+
+    @property
+    def is_parallel(self) -> bool:
+        """True if all drafts come out of one pass (P-EAGLE), False if one after the other (EAGLE-3)."""
+        return self.mask_token_id is not None
 
 
 def read_head_config(path: Path, target: TargetShape) -> HeadConfig:
@@ -139,6 +146,7 @@ def parse_head_config(values: Mapping[str, Any], target: TargetShape) -> HeadCon
         mlp_bias=bool(values.get("mlp_bias", False)),
         logit_scale=_or(values.get("logit_scale"), 1.0),
         fc_norm_taps=_fc_norm_taps(values.get("fc_norm"), len(aux_layer_ids)),
+        num_speculative_tokens=values.get("num_speculative_tokens") or values.get("num_depths"),
     )
     _check_fit(config, target)
     return config
@@ -194,14 +202,12 @@ def _fc_norm_taps(value: Any, num_taps: int) -> tuple[int, ...]:
     raise ModelLoadError(f"draft head: fc_norm must be true, false or a list of taps below {num_taps}, got {value!r}")
 
 
-def _mask_token_id(values: Mapping[str, Any]) -> int:
+def _mask_token_id(values: Mapping[str, Any]) -> int | None:
     found = [(values.get("dflash_config") or {}).get("mask_token_id"), *(values.get(key) for key in _MASK_ID_KEYS)]
     for token_id in found:
         if token_id is not None:
             return int(token_id)
-    raise ModelLoadError(
-        f"the draft head names no mask token (one of {', '.join(_MASK_ID_KEYS)}), so it cannot draft in parallel"
-    )
+    return None
 
 
 def _check_fit(config: HeadConfig, target: TargetShape) -> None:

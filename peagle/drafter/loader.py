@@ -105,19 +105,32 @@ def _read_tensors(directory: Path) -> dict[str, Tensor]:
 
 def _complete(tensors: dict[str, Tensor], config: HeadConfig, shared: SharedWeights) -> dict[str, Tensor]:
     """Fill in what a head may leave out, and refuse one that cannot draft in parallel."""
-    if "mask_hidden" not in tensors:
+    if config.is_parallel and "mask_hidden" not in tensors:
         raise ModelLoadError(
             "the draft head has no mask_hidden: it is a plain EAGLE-3 head, which drafts one token after the other, "
             "and cannot draft in parallel; use a P-EAGLE head"
         )
-    tensors["mask_hidden"] = tensors["mask_hidden"].flatten()  # published as [1, 1, n_aux * H_t]
+    if "mask_hidden" in tensors:
+        if not config.is_parallel:
+            raise ModelLoadError(
+                "the draft head has mask_hidden, but its config.json names no mask token (ptd_token_id or "
+                "mask_token_id), so nobody knows which embedding its mask slots have"
+            )
+        tensors["mask_hidden"] = tensors["mask_hidden"].flatten()  # published as [1, 1, n_aux * H_t]
+    has_offsets = "draft_to_target_offsets" in tensors
     if "draft_to_target_offsets" not in tensors:
         tensors["draft_to_target_offsets"] = torch.zeros(config.draft_vocab_size, dtype=torch.int64)
     tensors["draft_to_target_offsets"] = tensors["draft_to_target_offsets"].to(torch.int64)
     if "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = _share("embed_tokens.weight", shared.embed_tokens, config, config.vocab_size)
     if "lm_head.weight" not in tensors:
-        tensors["lm_head.weight"] = _share("lm_head.weight", shared.lm_head, config, config.draft_vocab_size)
+        rows = _share("lm_head.weight", shared.lm_head, config, config.vocab_size)
+        _check_offsets(tensors["draft_to_target_offsets"], config)
+        if config.draft_vocab_size < config.vocab_size and not has_offsets:
+            raise ModelLoadError("the draft head has neither lm_head.weight nor d2t, so its draft tokens are unknown")
+        if config.draft_vocab_size < config.vocab_size:  # those of the tokens that the head drafts
+            rows = rows[torch.arange(config.draft_vocab_size) + tensors["draft_to_target_offsets"]]
+        tensors["lm_head.weight"] = rows
     return tensors
 
 

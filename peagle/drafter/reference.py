@@ -59,7 +59,9 @@ def reference_drafts(
         num_speculative_tokens: K.
     """
     num_slots, num_masks = len(token_ids) - 1, num_speculative_tokens - 1
-    slot_tokens = torch.tensor([*token_ids[1:], *[head.config.mask_token_id] * num_masks])
+    mask_token_id = head.config.mask_token_id
+    assert mask_token_id is not None
+    slot_tokens = torch.tensor([*token_ids[1:], *[mask_token_id] * num_masks])
     fused = torch.cat([head.fuse(features), head.fused_mask().expand(num_masks, -1)])
     attend = CausalAttention(scaling=head.scaling)
     hidden = head(slot_tokens, fused, torch.arange(num_slots + num_masks), attend)

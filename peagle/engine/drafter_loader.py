@@ -80,10 +80,17 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
         hidden_size=model_config.hidden_size,
         vocab_size=model_config.vocab_size,
     )
+    config = read_head_config(directory / "config.json", shape)
+    if not config.is_parallel:
+        raise ModelLoadError(
+            "the draft head names no mask token, so it drafts one token after the other (EAGLE-3), which is not served "
+            "yet; use a P-EAGLE head"
+        )
+    own = config.num_speculative_tokens or _DEFAULT_NUM_SPECULATIVE_TOKENS
     return DrafterPlan(
-        num_speculative_tokens=spec.num_speculative_tokens or _DEFAULT_NUM_SPECULATIVE_TOKENS,
+        num_speculative_tokens=spec.num_speculative_tokens or own,
         directory=directory,
-        head_config=read_head_config(directory / "config.json", shape),
+        head_config=config,
         target_shape=shape,
     )
 

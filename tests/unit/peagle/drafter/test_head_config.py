@@ -83,7 +83,6 @@ def test_order_of_mask_ids(given: dict[str, Any], expected: int) -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"ptd_token_id": None}, "no mask token"),
         ({"ptd_token_id": 300}, "mask token id 300"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, r"\[1, 2, 4\]"),
@@ -112,3 +111,23 @@ def test_broken_file(tmp_path: Path, text: str | None, reason: str) -> None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelLoadError, match=reason):
         read_head_config(tmp_path / "config.json", TARGET)
+
+
+def test_a_head_without_a_mask_token_is_not_parallel() -> None:
+    assert parse_head_config(values_without() | {"ptd_token_id": 7}, TARGET).is_parallel
+    config = parse_head_config(values_without("ptd_token_id"), TARGET)
+    assert config.mask_token_id is None
+    assert not config.is_parallel
+
+
+@pytest.mark.parametrize(
+    ("given", "taps"), [(None, ()), (False, ()), (True, (0, 1, 2)), ([0, 2], (0, 2)), ([], ())], ids=str
+)
+def test_taps_that_are_normed(given: Any, taps: tuple[int, ...]) -> None:
+    assert parse_head_config(values_without() | {"fc_norm": given}, TARGET).fc_norm_taps == taps
+
+
+@pytest.mark.parametrize("given", [3, [3], ["0"], "all"])
+def test_taps_that_are_not_there_are_refused(given: Any) -> None:
+    with pytest.raises(ModelLoadError, match="fc_norm must be true, false or a list of taps below 3"):
+        parse_head_config(values_without() | {"fc_norm": given}, TARGET)

@@ -105,10 +105,20 @@ def test_tables_of_the_target(tmp_path: Path) -> None:
         load_head(tmp_path, target=TARGET, shared=SharedWeights(embed_tokens=torch.zeros(300, 16)))
 
 
-def test_reduced_vocabulary_needs_its_own_lm_head(tmp_path: Path) -> None:
-    rewrite(write_tiny_head(tmp_path, TINY_TARGET, draft_vocab_size=50), lambda found: found.pop("lm_head.weight"))
+def test_a_reduced_vocabulary_may_share_the_targets_rows(tmp_path: Path) -> None:
+    write_tiny_head(tmp_path, TINY_TARGET, draft_vocab_size=50)
+    table = torch.randn(300, 32)
+    offsets = load_file(tmp_path / "model.safetensors")["d2t"]
+    drafted = torch.arange(50) + offsets
+    rewrite(tmp_path, lambda found: found.update({"lm_head.weight": table[drafted]}))
+    expected = logits_of(load_head(tmp_path, target=TARGET))
+    rewrite(tmp_path, lambda found: found.pop("lm_head.weight"))
+    assert torch.equal(logits_of(load_head(tmp_path, target=TARGET, shared=SharedWeights(lm_head=table))), expected)
     with pytest.raises(ModelLoadError, match=r"no lm_head\.weight"):
-        load_head(tmp_path, target=TARGET, shared=SharedWeights(lm_head=torch.zeros(300, 32)))
+        load_head(tmp_path, target=TARGET)
+    rewrite(tmp_path, lambda found: found.pop("d2t"))
+    with pytest.raises(ModelLoadError, match=r"neither lm_head\.weight nor d2t"):
+        load_head(tmp_path, target=TARGET, shared=SharedWeights(lm_head=table))
 
 
 @pytest.mark.parametrize(
