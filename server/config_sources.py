@@ -17,7 +17,7 @@ import yaml
 from peagle.config import EngineConfig
 from peagle.config_field import unknown_key_message
 from peagle.errors import ConfigError
-from server.config_options import ENV_PREFIX, ConfigGroup, ConfigKey, config_groups
+from server.config_options import ENV_PREFIX, SPEC_KEY, ConfigGroup, ConfigKey, config_groups
 from server.config_values import parse_text, parse_yaml
 from server.masking import masked
 from server.settings import Settings
@@ -27,6 +27,8 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 DEFAULT_ORIGIN = "default"
 
 _RESERVED_VARIABLES = {ENV_PREFIX + "CACHE"}
+# Other servers' containers call it so (SageMaker's vLLM, DJL's LMI); our own name is stronger.
+_SPEC_ALIASES = ("SM_VLLM_SPECULATIVE_CONFIG", "OPTION_SPECULATIVE_CONFIG")
 # Kubernetes tells a pod about every Service by variables that start with the Service's name. For one called `peagle`
 # (or `peagle-web`) they carry our prefix, so they are recognised by their shape and passed over.
 _SERVICE_LINK_NAME = re.compile(r".*(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)")
@@ -69,6 +71,7 @@ def load_settings(*, flags: Mapping[str, Any], environment: Mapping[str, str]) -
     keys = {key.name: key for group in groups for key in group.keys}
     config_path = flags.get("config", environment.get(CONFIG_VARIABLE) or None)
     given = _from_yaml(Path(config_path), keys) if config_path is not None else {}
+    given |= _from_aliases(environment, keys)
     given |= _from_environment(environment, keys)
     given |= _from_flags(flags, keys)
     built = {group.name: _build(group, given) for group in groups}
@@ -104,6 +107,18 @@ def _from_environment(environment: Mapping[str, str], keys: Mapping[str, ConfigK
             key, origin = by_variable[variable], f"variable {variable}"
             given[key.name] = _Given(value=_parsed(key, text, parse_text, origin), origin=origin)
     return given
+
+
+def _from_aliases(environment: Mapping[str, str], keys: Mapping[str, ConfigKey]) -> dict[str, _Given]:
+    """The speculative configuration under the names of other servers' containers."""
+    texts = {variable: environment[variable] for variable in _SPEC_ALIASES if environment.get(variable)}
+    if len(set(texts.values())) > 1:
+        raise ConfigError(f"{' and '.join(texts)} are both set, and differ: unset one")
+    if not texts:
+        return {}
+    key, (variable, text) = keys[SPEC_KEY], next(iter(texts.items()))
+    origin = f"variable {variable}"
+    return {key.name: _Given(value=_parsed(key, text, parse_text, origin), origin=origin)}
 
 
 def _is_service_link(variable: str, text: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -48,7 +49,8 @@ def main(words: Sequence[str]) -> int:
         "held_out_acceptance_length": result.acceptance_length,
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
     }
-    sys.stdout.write(json.dumps(summary) + "\n")
+    if os.environ.get("RANK", "0") == "0":  # torchrun's; the others have nothing to add
+        sys.stdout.write(json.dumps(summary) + "\n")
     return 0
 
 

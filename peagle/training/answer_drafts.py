@@ -8,13 +8,29 @@ dropped tokens). Owns this pass. Refuses to know how an answer came about.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.drafter.head import DraftHead
+from peagle.training.chain_attention import ChainAttention
+
+
+class DraftAnswer(Protocol):
+    """See `draft_answer`."""
+
+    def __call__(
+        self,
+        head: DraftHead,
+        token_ids: Tensor,
+        features: Tensor,
+        *,
+        num_prompt_tokens: int,
+        num_speculative_tokens: int,
+    ) -> Tensor:
+        """Drafts after each token of an answer but the last, [R - 1, K]."""
+        ...
 
 
 @torch.no_grad()
@@ -32,6 +48,7 @@ def draft_answer(
     """
     attend, hidden = _read_slots(head, token_ids, features, num_prompt_tokens)
     drafts = [_likeliest(head, hidden)]
+    assert head.config.mask_token_id is not None  # a head without a mask drafts in turn
     mask_ids = torch.full_like(attend.anchors, head.config.mask_token_id)
     fused_mask = head.fused_mask().expand(len(mask_ids), -1)
     for depth in range(1, num_speculative_tokens):
@@ -58,63 +75,15 @@ def draft_answer_in_turn(
 
 def _read_slots(
     head: DraftHead, token_ids: Tensor, features: Tensor, num_prompt_tokens: int
-) -> tuple[_ChainAttention, Tensor]:
+) -> tuple[ChainAttention, Tensor]:
     """Every real slot but the last, whose drafts would follow the whole answer; hidden states [R - 1, H] of anchors."""
     num_slots = len(token_ids) - 2
     positions = torch.arange(num_slots, device=token_ids.device)
     # anchors are the slots whose newest token is of the answer
-    attend = _ChainAttention(scaling=head.scaling, anchors=positions[num_prompt_tokens - 1 :])
+    attend = ChainAttention(scaling=head.scaling, anchors=positions[num_prompt_tokens - 1 :])
     hidden = head(token_ids[1:-1], head.fuse(features[:num_slots]), positions, attend)
     return attend, hidden[num_prompt_tokens - 1 :]
 
 
 def _likeliest(head: DraftHead, hidden: Tensor) -> Tensor:
     return head.to_target_ids(head.logits(hidden).argmax(-1))
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _LayerCache:
-    """Keys and values of one layer."""
-
-    key: Tensor  # [num_slots, num_kv_heads, head_dim], of the real slots
-    value: Tensor
-    chain_keys: list[Tensor] = field(
-        default_factory=list
-    )  # for each depth from 1, [num_anchors, num_kv_heads, head_dim]
-    chain_values: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _ChainAttention:
-    """See `head.Attend`: the first pass brings every real slot, each later one the next depth of all anchors."""
-
-    scaling: float
-    anchors: Tensor  # [num_anchors]
-    layers: list[_LayerCache] = field(default_factory=list)
-
-    def __call__(self, layer_index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if layer_index == len(self.layers):
-            self.layers.append(_LayerCache(key=key, value=value))
-            return self._attend_causally(query, key, value)
-        cache = self.layers[layer_index]
-        cache.chain_keys.append(key)
-        cache.chain_values.append(value)
-        return self._attend_to_chain(query, cache)
-
-    def _attend_causally(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))  # [1, heads, num_slots, head_dim]
-        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling, enable_gqa=True)
-        return output[0].transpose(0, 1)
-
-    def _attend_to_chain(self, query: Tensor, cache: _LayerCache) -> Tensor:
-        num_slots, num_kv_heads, _ = cache.key.shape
-        grouped = query.reshape(len(query), num_kv_heads, -1, query.shape[-1])  # [A, num_kv_heads, group, head_dim]
-        chain_keys, chain_values = torch.stack(cache.chain_keys), torch.stack(cache.chain_values)  # [depth, A, kv, hd]
-        of_context = torch.einsum("akgh,skh->kgas", grouped, cache.key)
-        of_chain = torch.einsum("akgh,dakh->kgad", grouped, chain_keys)
-        is_later = torch.arange(num_slots, device=self.anchors.device) > self.anchors[:, None]  # [A, num_slots]
-        scores = torch.cat([of_context.masked_fill(is_later, float("-inf")), of_chain], -1) * self.scaling
-        weights = scores.softmax(-1)
-        output = torch.einsum("kgas,skh->akgh", weights[..., :num_slots], cache.value)
-        output = output + torch.einsum("kgad,dakh->akgh", weights[..., num_slots:], chain_values)
-        return output.flatten(1, 2)

@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Elements:
-    """Rows of a training pass: slot position is anchor + depth. Depth 0 first, then by depth, anchors ascending."""
+    """Rows of a training pass: slot position is anchor + depth. Depth 0 comes first, anchors ascending."""
 
     anchors: IntArray  # [T]
     depths: IntArray  # [T]
@@ -27,8 +27,18 @@ class Elements:
         """Slot of each element, [T]."""
         return self.anchors + self.depths
 
+    @property
+    def num_real(self) -> int:
+        """Rows of depth 0."""
+        return int((self.depths == 0).sum())
+
     def __len__(self) -> int:
         return len(self.anchors)
+
+    def by_chain(self) -> Elements:
+        """The same elements, mask slots ordered by anchor, then by depth."""
+        order = np.lexsort((self.depths, self.anchors, self.depths > 0))
+        return Elements(anchors=self.anchors[order], depths=self.depths[order])
 
 
 def sample_elements(
@@ -49,7 +59,7 @@ def sample_elements(
         rng: of the draw.
 
     Returns:
-        Every slot at depth 0 (all are context), and at the depths behind it the kept, supervised ones.
+        Every slot at depth 0 (all are context), then, depth after depth, the kept, supervised ones.
     """
     num_slots = len(is_supervised_slot)
     anchors, depths = [np.arange(num_slots)], [np.zeros(num_slots, dtype=np.int64)]

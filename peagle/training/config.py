@@ -50,6 +50,9 @@ class HeadOptions:
     norm_taps: tuple[int, ...] = option((0, 1), "taps that are RMS-normed, by place; the last one starts as the input")
     mask_token_id: int | None = option(None, "token of mask slots; default: a special token that no data has")
     from_target: bool = option(True, "start from the target's last layers instead of random numbers")
+    start_from: Path | None = option(
+        None, "start from the trained weights and the draft vocabulary of this run's last checkpoint"
+    )
 
     def __post_init__(self) -> None:
         _check(
@@ -70,7 +73,7 @@ class LossOptions:
     depth_decay: float = option(0.9, "weight of each further draft relative to the one before")
     retention: float = option(0.7, "COD: share of the positions that each further depth keeps")
     retention_floor: float = option(0.2, "COD: least share kept")
-    segments: int = option(1, "parts that a sequence is computed in, one after the other; saves memory")
+    segments: int = option(1, "peagle: parts that a sequence is computed in, one after the other; saves memory")
 
     def __post_init__(self) -> None:
         _check(self.loss in get_args(Loss), f"loss must be one of {', '.join(get_args(Loss))}; got {self.loss!r}")
@@ -134,3 +137,8 @@ class TrainConfig:
     loss: LossOptions = field(default_factory=LossOptions)
     optimiser: OptimiserOptions = field(default_factory=OptimiserOptions)
     run: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        if self.head.method == "eagle3":
+            _check(self.loss.segments == 1, "segments is for method peagle; eagle3 unrolls a sequence as a whole")
+            _check(self.head.mask_token_id is None, "mask_token_id is for method peagle; eagle3 has no mask slots")

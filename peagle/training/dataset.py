@@ -104,11 +104,13 @@ def load_dataset(paths: Sequence[Path], tokenizer: Tokenizer, *, max_length: int
 def encode_record(record: dict[str, Any], tokenizer: Tokenizer, *, max_length: int) -> Example | None:
     """Tokens of one conversation, cut to `max_length`; None if no turn is the assistant's."""
     messages = record.get("messages")
-    if not isinstance(messages, list) or not any(turn.get("role") == "assistant" for turn in messages):
+    if not isinstance(messages, list) or not all(isinstance(turn, dict) for turn in messages):
+        raise ConfigError("a conversation has no 'messages', a list of objects with 'role' and 'content'")
+    if not any(turn.get("role") == "assistant" for turn in messages):
         return None
     token_ids, is_supervised = _render(messages, tokenizer)
     if record.get("finish_reason") == "length":  # the template closes a turn that the target did not end
-        last = int(np.flatnonzero(is_supervised)[-1])
+        last = len(token_ids) - 1
         if token_ids[last] in tokenizer.eos_token_ids:
             token_ids, is_supervised = token_ids[:last], is_supervised[:last]
     return Example(
@@ -125,23 +127,29 @@ def _render(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> tuple[list[
     for index, turn in enumerate(messages):
         if turn.get("role") != "assistant":
             continue
-        before = _encode(messages[:index], tokenizer, add_generation_prompt=True)
-        after = _encode(messages[: index + 1], tokenizer, add_generation_prompt=False)
-        if after[: len(before)] != before or before[: len(token_ids)] != token_ids:
+        prompt = _render_text(messages[:index], tokenizer, add_generation_prompt=True)
+        text = _render_text(messages[: index + 1], tokenizer, add_generation_prompt=False)
+        if not text.startswith(prompt):
             raise ConfigError(
-                "the chat template writes an answered turn differently from an open one, so the tokens that the "
-                "assistant said cannot be told apart; use conversations of one turn"
+                "the chat template writes an answered turn differently from an open one, so what the assistant said "
+                "cannot be told apart; train with a template that does not"
             )
-        answer = _until_end(after[len(before) :], tokenizer)
+        before, after = (tokenizer.encode(one, add_special_tokens=False) for one in (prompt, text))
+        if after[: len(before)] == before:
+            answer = after[len(before) :]
+        else:  # the answer begins with a space or line feed that would merge with the prompt's end; said, it does not
+            answer = tokenizer.encode(text[len(prompt) :], add_special_tokens=False)
+        if before[: len(token_ids)] != token_ids:  # as history, an earlier answer has other tokens than as it was said
+            token_ids, is_supervised = [], []
+        answer = _until_end(answer, tokenizer)
         is_supervised += [False] * (len(before) - len(token_ids)) + [True] * len(answer)
         token_ids = before + answer
     return token_ids, is_supervised
 
 
-def _encode(messages: list[dict[str, Any]], tokenizer: Tokenizer, *, add_generation_prompt: bool) -> list[int]:
+def _render_text(messages: list[dict[str, Any]], tokenizer: Tokenizer, *, add_generation_prompt: bool) -> str:
     try:
-        text = tokenizer.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
-        return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
     except RequestError as error:
         raise ConfigError(f"a conversation cannot be rendered: {error}") from error
 

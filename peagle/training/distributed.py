@@ -39,7 +39,7 @@ class ProcessGroup:
         """Sum of some numbers over all processes."""
         if self.num_processes == 1:
             return counts
-        tensor = torch.tensor(counts, dtype=torch.float64)
+        tensor = torch.tensor(counts, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(tensor)
         return [float(count) for count in tensor]
 
@@ -48,11 +48,18 @@ class ProcessGroup:
         if self.num_processes > 1:
             dist.barrier()
 
+    def leave(self) -> None:
+        """The others go on, or end, without this process."""
+        if self.num_processes > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
 
 def join_process_group() -> ProcessGroup:
     """The group that torchrun describes in the environment; alone without it."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ProcessGroup()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return ProcessGroup(rank=dist.get_rank(), num_processes=dist.get_world_size())

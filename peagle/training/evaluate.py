@@ -147,7 +147,14 @@ def evaluate(config: EvaluateConfig) -> EvaluateReport:
     )
     exchanges = _exchanges(model, data, tokenizer, config)
     bar = tqdm(exchanges, total=data.num_entries, unit="answer", file=sys.stderr)
-    return measure(model, head, bar, num_speculative_tokens=config.num_speculative_tokens, num_skipped=data.num_skipped)
+    return measure(
+        model,
+        head,
+        bar,
+        num_speculative_tokens=config.num_speculative_tokens,
+        num_skipped=data.num_skipped,
+        method="peagle" if head.config.is_parallel else "eagle3",
+    )
 
 
 def measure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,20 +98,15 @@ class FeatureCache:
     def get(self, example: Example) -> TargetFeatures:
         """From disk, or from the target."""
         if self._directory is None:
-            return self._extractor.extract(example)
+            return _unpack(_pack(self._extractor.extract(example)), example)
         path = self._directory / f"{example.key}.safetensors"
-        found = _read(path, example)
-        if found is None:
-            found = self._extractor.extract(example)
-            self._write(path, found)
-        return found
+        tensors = _read(path)
+        if tensors is None:
+            tensors = _pack(self._extractor.extract(example))
+            self._write(path, tensors)
+        return _unpack(tensors, example)
 
-    def _write(self, path: Path, features: TargetFeatures) -> None:
-        tensors = {
-            "features": features.features.to(torch.bfloat16).contiguous().cpu(),
-            "top_ids": features.top_ids.to(torch.int32).cpu(),
-            "top_log_probs": features.top_log_probs.to(torch.float16).cpu(),
-        }
+    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         size = sum(tensor.nbytes for tensor in tensors.values())
         free = shutil.disk_usage(path.parent).free
         if self._num_bytes + size > self._limit or free - size < _LEAST_FREE_BYTES:
@@ -118,7 +114,7 @@ class FeatureCache:
                 logger.warning("the feature cache is full (%.1f GB); the rest is computed anew", self._num_bytes / 1e9)
             self._is_full = True
             return
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # other runs may share the directory
         try:
             save_file(tensors, partial)
             partial.replace(path)
@@ -128,17 +124,30 @@ class FeatureCache:
         self._num_bytes += size
 
 
-def _read(path: Path, example: Example) -> TargetFeatures | None:
-    try:
-        tensors = load_file(path)
-    except (FileNotFoundError, SafetensorError):
-        return None
+def _pack(features: TargetFeatures) -> dict[str, Tensor]:
+    """As it is kept. Nobody sees more, or a run would depend on what happened to be in the cache."""
+    return {
+        "features": features.features.to(torch.bfloat16).contiguous().cpu(),
+        "top_ids": features.top_ids.to(torch.int32).cpu(),
+        "top_log_probs": features.top_log_probs.to(torch.float16).cpu(),
+    }
+
+
+def _unpack(tensors: dict[str, Tensor], example: Example) -> TargetFeatures:
     return TargetFeatures(
         features=tensors["features"],
         rows=supervised_rows(example),
         top_ids=tensors["top_ids"].long(),
         top_log_probs=tensors["top_log_probs"].float(),
     )
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (FileNotFoundError, SafetensorError):
+        return None
+    return tensors if tensors.keys() == {"features", "top_ids", "top_log_probs"} else None
 
 
 def target_fingerprint(directory: Path) -> str:

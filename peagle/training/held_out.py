@@ -12,13 +12,13 @@ import torch
 
 from peagle.drafter.head import DraftHead
 from peagle.training.acceptance import AcceptanceCounts, add_counts, walk
-from peagle.training.answer_drafts import draft_answer
+from peagle.training.answer_drafts import DraftAnswer
 from peagle.training.dataset import Example
 from peagle.training.features import FeatureCache
 
 
 def measure_acceptance(
-    head: DraftHead, examples: Sequence[Example], cache: FeatureCache, *, depth: int
+    head: DraftHead, examples: Sequence[Example], cache: FeatureCache, *, draft_answer: DraftAnswer, depth: int
 ) -> AcceptanceCounts:
     """Decode the greedy answers again, `depth` drafts a round; answers of one token are passed over."""
     counts = []

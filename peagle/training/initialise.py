@@ -22,7 +22,7 @@ from peagle.training.vocabulary import DraftVocabulary
 _EMBEDDING_STD = 0.02
 
 
-def head_config(target: Any, options: HeadOptions, *, mask_token_id: int) -> HeadConfig:
+def head_config(target: Any, options: HeadOptions, *, mask_token_id: int | None) -> HeadConfig:
     """A head with the geometry of the target's layers.
 
     Raises:
@@ -72,21 +72,27 @@ def build_head(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = DraftHead(config)
-    with torch.no_grad():
-        head.draft_to_target_offsets.copy_(vocabulary.offsets)
-        head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.float())
-        head.lm_head.weight.copy_(target.get_output_embeddings().weight[vocabulary.target_ids].float())
-        head.norm.weight.copy_(target.model.norm.weight.float())
-        _let_last_tap_through(head)
-        if from_target:
-            _copy_layers(head, target.model.layers[-config.num_hidden_layers :])
+        _fill(head, target, vocabulary, from_target=from_target)
     head.embed_tokens.requires_grad_(False)
     head.lm_head.requires_grad_(False)
     return head.to(target.device)
 
 
+@torch.no_grad()
+def _fill(head: DraftHead, target: Any, vocabulary: DraftVocabulary, *, from_target: bool) -> None:
+    head.draft_to_target_offsets.copy_(vocabulary.offsets)
+    head.embed_tokens.weight.copy_(target.get_input_embeddings().weight.float())
+    head.lm_head.weight.copy_(target.get_output_embeddings().weight[vocabulary.target_ids].float())
+    head.norm.weight.copy_(target.model.norm.weight.float())
+    _let_last_tap_through(head)
+    if from_target:
+        _copy_layers(head, target.model.layers[-head.config.num_hidden_layers :])
+
+
 def start_mask(head: DraftHead, features: Sequence[Tensor]) -> None:
     """Begin `mask_hidden` as the mean feature: a mask slot then looks like a slot, not like noise."""
+    if not head.config.is_parallel:
+        return
     with torch.no_grad():
         head.mask_hidden.copy_(torch.cat([one.float() for one in features]).mean(0))
 

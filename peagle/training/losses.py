@@ -28,6 +28,10 @@ class SoftTargets:
         """Rows that teach something, [m] bool: a head cannot learn to draft what it has no word for."""
         return self.best_ids >= 0
 
+    def select(self, rows: Tensor) -> SoftTargets:
+        """Some of the rows, by index [m'] int64."""
+        return SoftTargets(draft_ids=self.draft_ids[rows], probs=self.probs[rows], best_ids=self.best_ids[rows])
+
 
 RowLoss = Callable[[Tensor, SoftTargets], Tensor]  # logits [m, V_d], targets -> [m]
 

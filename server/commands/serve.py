@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any, Literal, get_args, get_origin
 
+from peagle.errors import ConfigError
 from peagle.spec_config import SpecConfig
 from server.commands.command_parser import Once
 from server.config_options import ConfigKey, config_groups
@@ -29,12 +30,13 @@ def add_parser(subparsers: Any) -> None:
     """Describe the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
-        usage="peagle serve [flags]",
+        usage="peagle serve [MODEL] [flags]",
         help="start the server",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("model_word", nargs="?", metavar="MODEL", help="the same as --model, as other servers have it")
     parser.add_argument(
         CONFIG_FLAG,
         dest="config",
@@ -57,7 +59,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped. Returns the exit code."""
-    loaded = load_settings(flags=vars(args), environment=os.environ)
+    flags = dict(vars(args))
+    word = flags.pop("model_word")
+    if word is not None and "model" in flags:
+        raise ConfigError(f"the model is given twice: {word} and --model {flags['model']}")
+    loaded = load_settings(flags=flags if word is None else flags | {"model": word}, environment=os.environ)
     if args.print_config:
         sys.stdout.write(render_settings(loaded))
         return 0

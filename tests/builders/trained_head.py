@@ -106,7 +106,9 @@ def training_logits(head: DraftHead, batch: Continuations) -> Tensor:
     anchors = torch.arange(num_anchors).repeat(DEPTH)  # [T]
     depths = torch.arange(DEPTH).repeat_interleave(num_anchors)  # [T]
     is_real = depths == 0
-    token_ids = torch.where(is_real, batch.token_ids[:, anchors + 1], head.config.mask_token_id)  # [B, T]
+    mask_token_id = head.config.mask_token_id
+    assert mask_token_id is not None
+    token_ids = torch.where(is_real, batch.token_ids[:, anchors + 1], mask_token_id)  # [B, T]
     fused = torch.where(is_real[:, None], head.fuse(batch.features[:, anchors]), head.fused_mask())  # [B, T, H]
     sees_context = is_real[None] & (anchors[None] <= anchors[:, None])
     sees_chain = (anchors[None] == anchors[:, None]) & (depths[None] <= depths[:, None])

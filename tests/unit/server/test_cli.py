@@ -80,7 +80,7 @@ def test_fetch_says_what_to_do_when_the_cache_cannot_be_written(
         (["serve", "--port", "1", "--port", "2"], "--port is given twice"),
         (["serve", "--port", "many"], "flag --port: wanted a whole number; got 'many'"),
         (["serve", "--port", "-1"], "port must be between 0 and 65535, got -1 (port is set by flag --port)"),
-        (["serve", "there"], "unexpected argument 'there'"),
+        (["serve", "here", "there"], "unexpected argument 'there'"),
         (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
         (["serv"], "invalid choice: 'serv'"),
         ([], "COMMAND"),
@@ -151,3 +151,10 @@ def test_quick_commands_never_import_torch(words: str) -> None:
     code = f"import sys; from server.cli import main; main({words}); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_serve_takes_the_model_as_a_word(server_main: MainStub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "some/dir", "--port", "0"]) == 7
+    assert server_main.calls[0].engine.model.model == "some/dir"
+    assert main(["serve", "some/dir", "--model", "other"]) == 2
+    assert "given twice" in capsys.readouterr().err

@@ -209,3 +209,19 @@ def test_the_printout_masks_secrets_and_names_sources() -> None:
     assert 'model: "https://***@host/m"  # flag --model\n' in printed
     assert "port: 81  # variable PEAGLE_PORT\n" in printed
     assert "pw" not in printed
+
+
+@pytest.mark.parametrize("variable", ["SM_VLLM_SPECULATIVE_CONFIG", "OPTION_SPECULATIVE_CONFIG"])
+def test_other_containers_names_of_the_speculative_config(variable: str) -> None:
+    text = '{"method": "suffix", "num_speculative_tokens": 3}'
+    loaded = load_settings(flags={}, environment={variable: text})
+    assert loaded.settings.engine.spec == SpecConfig(method="suffix", num_speculative_tokens=3)
+    assert loaded.origins["speculative_config"] == f"variable {variable}"
+    own = load_settings(flags={}, environment={variable: text, "PEAGLE_SPECULATIVE_CONFIG": '{"method": "ngram"}'})
+    assert own.settings.engine.spec == SpecConfig(method="ngram")
+
+
+def test_two_names_that_differ_are_refused() -> None:
+    values = {"SM_VLLM_SPECULATIVE_CONFIG": '{"method": "ngram"}', "OPTION_SPECULATIVE_CONFIG": '{"method": "suffix"}'}
+    with pytest.raises(ConfigError, match="are both set, and differ"):
+        load_settings(flags={}, environment=values)
