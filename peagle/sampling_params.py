@@ -54,7 +54,7 @@ class SamplingParams:
         if not 0 <= self.top_k <= MAX_TOP_K:
             raise InvalidParameterError(f"top_k must be between 0 (off) and {MAX_TOP_K}", param="top_k")
         if self.seed is not None and not -MAX_SEED <= self.seed < MAX_SEED:
-            raise InvalidParameterError(f"seed must fit in 64 bits, got {self.seed}", param="seed")
+            raise InvalidParameterError("seed must fit in 64 bits, sign included", param="seed")
         if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
             raise InvalidParameterError(f"max_tokens must be between 1 and {MAX_MAX_TOKENS}", param="max_tokens")
         if len(self.stop) > 4:

@@ -6,6 +6,7 @@ All are coroutines: FastAPI would call plain functions in a thread.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from peagle.errors import InvalidParameterError
 from server.engine_bundle import EngineBundle
 from server.errors import UnsupportedMediaTypeError
+from server.json_items import LARGE_BODY_BYTES, refuse_too_many_items
 from server.lifespan import Lifecycle
 from server.schemas.chat import ChatCompletionRequest
 from server.settings import ServerConfig
@@ -57,7 +59,7 @@ async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatComplet
     Raises:
         UnsupportedMediaTypeError: not declared as JSON, or compressed.
         pydantic.ValidationError: not JSON, or not a request that is served.
-        InvalidParameterError: a number of thousands of digits, which Python refuses to read.
+        InvalidParameterError: too many values, or a number of thousands of digits, which Python refuses to read.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -66,6 +68,10 @@ async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatComplet
     if any(encoding != "identity" for encoding in encodings):
         raise UnsupportedMediaTypeError("The body must not be compressed: send it without 'Content-Encoding'.")
     body = await request.body()
+    if len(body) > LARGE_BODY_BYTES:
+        await asyncio.sleep(0)  # several at once take turns with the streams
+        refuse_too_many_items(body)
+        await asyncio.sleep(0)
     try:
         return ChatCompletionRequest.model_validate_json(body)
     except ValidationError:

@@ -181,6 +181,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._hang_up()
         else:
             super().on_response_complete()
+            if self._is_in_head and self._timer is None and not self._due_cycles():
+                self._start_timer()  # the beginning of the next head came with an earlier request
 
     def is_leaving(self, cycle: RequestResponseCycle) -> bool:
         """True if the connection ends with this response, though there may be more to read.

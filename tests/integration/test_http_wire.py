@@ -218,6 +218,14 @@ def test_a_head_that_never_ends_is_given_up(wire: bytes) -> None:
             assert b"HTTP/1.1 408" in rest_of(connection)
 
 
+@pytest.mark.parametrize("first", [post(), b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_half_a_head_behind_a_request_is_given_up_too(first: bytes) -> None:
+    with live_server(ScriptedEngine(), request_head_timeout_s=0.5) as live:
+        answer, refusal = exchange(live, first + b"POST /v1/chat")
+        assert answer.status == 200
+        refusal.assert_refusal(408, "request_timeout")
+
+
 def test_a_long_answer_is_not_a_late_head() -> None:
     engine = ScriptedEngine(script=[Say("x", delay_s=0.3)] * 5)
     with live_server(engine, request_head_timeout_s=0.5, request_body_timeout_s=0.5) as live:
