@@ -50,7 +50,13 @@ SERVER_MAY_IMPORT = {FACADE, "peagle.text", "peagle.engine.interface"} | {
     f"peagle.{part}" for part, level in LEVELS.items() if level == 0
 }
 # And inside a function, where the import is the start of the work (the loader imports torch).
-SERVER_MAY_IMPORT_LAZILY = {"peagle.engine.loader", "peagle.fetch", "peagle.benchmark", "peagle.training", "peagle.spec_benchmark"}
+SERVER_MAY_IMPORT_LAZILY = {
+    "peagle.engine.loader",
+    "peagle.fetch",
+    "peagle.benchmark",
+    "peagle.training",
+    "peagle.spec_benchmark",
+}
 
 TRAINING_NEVER_IMPORTS = ("peagle.scheduler", "peagle.kv_cache", "peagle.runner", "peagle.engine")
 
