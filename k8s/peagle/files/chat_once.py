@@ -1,0 +1,22 @@
+"""Ask the server at the URL in argv for one token; the exit code says whether an answer came. Standard library only."""
+
+import json
+import sys
+import urllib.request
+
+url = sys.argv[1]
+
+
+def call(path: str, body: object = None) -> dict:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+model = call("/v1/models")["data"][0]["id"]
+messages = [{"role": "user", "content": "Say hello."}]
+answer = call("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1})
+if answer["usage"]["completion_tokens"] != 1:
+    sys.exit(f"wanted one token, got {answer}")
+sys.stdout.write(f"{model} answers\n")
