@@ -33,7 +33,7 @@ IntArray = npt.NDArray[np.int64]
 class SlotRules:
     """Constants of the drafter that lay out its slots."""
 
-    num_speculative_tokens: int  # K
+    num_speculative_tokens: int  # K, the depths that are drafted; a tree has more drafts than depths
     mask_token_id: int
     block_size: int
     null_slot: int
@@ -68,7 +68,7 @@ class DraftInputs:
     grids: tuple[SlotGrid, ...]
     logits_rows: IntArray  # [D, K], row of each draft; the newest slot's row where none was asked for
     drafting: tuple[int, ...]  # entries of `scheduled` that draft, ascending, in the order of `logits_rows`
-    num_drafts: tuple[int, ...]  # drafts asked for, for each of them
+    num_drafts: tuple[int, ...]  # depths to draft, for each of them: for a chain its drafts
 
     @property
     def unasked(self) -> npt.NDArray[np.bool_]:
@@ -84,10 +84,13 @@ class _SequenceSlots:
     index: int  # in `scheduled`
     start: int
     token_ids: list[int]  # valid slots, then mask slots
-    first_feature_row: int
-    num_valid: int
+    feature_rows: IntArray  # of the valid slots
     num_drafts: int
     block_table: Sequence[int]
+
+    @property
+    def num_valid(self) -> int:
+        return len(self.feature_rows)
 
     @property
     def width(self) -> int:
@@ -132,8 +135,7 @@ def _sequence_slots(batch: DraftBatch, index: int, rules: SlotRules) -> _Sequenc
         index=index,
         start=scheduled.start,
         token_ids=next_token_ids + masks,
-        first_feature_row=batch.first_rows[index],
-        num_valid=num_valid,
+        feature_rows=_feature_rows(batch, index, num_valid),
         num_drafts=num_drafts,
         block_table=scheduled.drafter_block_table,
     )
@@ -146,6 +148,17 @@ def _next_tokens(scheduled: ScheduledSequence, emitted: Sequence[int]) -> list[i
         return known + list(emitted)
     assert scheduled.next_token_id is not None
     return [*known, scheduled.next_token_id]
+
+
+def _feature_rows(batch: DraftBatch, index: int, num_valid: int) -> IntArray:
+    """Rows of the target that hold the features of the valid slots."""
+    scheduled, first = batch.scheduled[index], batch.first_rows[index]
+    accepted = batch.accepted_rows.get(scheduled.seq_id)
+    if accepted is None:
+        return np.arange(first, first + num_valid)
+    rows = np.array([*range(first, first + scheduled.num_known_tokens), *accepted], dtype=np.int64)
+    assert len(rows) == num_valid
+    return rows
 
 
 def _group(slots: Iterable[_SequenceSlots], *, widest: int) -> list[list[_SequenceSlots]]:
@@ -192,7 +205,7 @@ class _RowWriter:
             span = np.arange(slots.start, slots.start + slots.width)
             block_tables[i, :num_blocks] = block_table
             token_ids[i, : slots.width] = slots.token_ids
-            feature_rows[i, : slots.num_valid] = slots.first_feature_row + np.arange(slots.num_valid)
+            feature_rows[i, : slots.num_valid] = slots.feature_rows
             positions[i, : slots.width] = span
             blocks = block_table[span // self._rules.block_size]
             slot_mapping[i, : slots.width] = blocks * self._rules.block_size + span % self._rules.block_size

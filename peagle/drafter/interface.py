@@ -6,8 +6,8 @@ made, and never writes to a sequence: drafts are proposals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -25,6 +25,8 @@ class DraftBatch:
     output_token_ids: Sequence[Sequence[int]]  # accepted drafts, then the newest token; empty for a chunk or a failure
     features: Tensor  # [num_rows, n_aux * H_t], auxiliary hidden states of the target's rows
     first_rows: Sequence[int]  # where each sequence's rows begin in `features`
+    # By seq id, where the accepted drafts' rows are in `features`. Left out: right behind the sequence's known rows.
+    accepted_rows: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +37,7 @@ class DraftProposal:
     draft_token_ids: Tensor  # [len(indices), K] int64 on the device; -1 where none was asked for
     confidences: Tensor | None = None  # [len(indices), K], the drafter's estimate that a draft is accepted
     parents: tuple[tuple[int, ...], ...] | None = None  # for each index, of each draft its parent; None: chains
+    draft_probs: Tensor | None = None  # [len(indices), K, V], what each draft was drawn from, 0 if it was not drawn
 
 
 class Drafter(Protocol):

@@ -46,6 +46,7 @@ class _Choice:
 
     source: str
     confidences: tuple[float, ...]
+    parents: tuple[int, ...] | None  # as in `DraftProposal`; None: a chain
 
 
 class MixedDrafter:
@@ -95,10 +96,14 @@ class MixedDrafter:
                 continue
             source, lookup = looked_up
             by_head = proposals.get(index, Lookup())
-            if self._worth(source, lookup) > self._worth(HEAD, by_head):
+            worth_of_head = self._worth(HEAD, by_head.confidences, parents.get(index))
+            if self._worth(source, lookup.confidences) > worth_of_head:
                 proposals[index], sources[index] = lookup, source
                 parents.pop(index, None)
-        self._remember(batch, proposals, sources)
+        for index, lookup in proposals.items():
+            choice = _Choice(source=sources[index], confidences=lookup.confidences, parents=parents.get(index))
+            self._choices[batch.scheduled[index].seq_id] = choice
+        self._forget_old()
         return _to_proposal(proposals, parents if found.parents is not None else None)
 
     def _propose_by_head(self, batch: DraftBatch) -> DraftProposal:
@@ -130,35 +135,38 @@ class MixedDrafter:
         max_num_drafts = min(self._num_lookup_drafts, scheduled.max_next_drafts)
         found = [(one.name, one.propose(history, max_num_drafts=max_num_drafts)) for one in self._lookups]
         found = [(name, lookup) for name, lookup in found if lookup.token_ids]
-        return max(found, key=lambda pair: self._worth(*pair), default=None)
+        return max(found, key=lambda pair: self._worth(pair[0], pair[1].confidences), default=None)
 
-    def _worth(self, source: str, lookup: Lookup) -> float:
+    def _worth(self, source: str, confidences: Sequence[float], parents: Sequence[int] | None = None) -> float:
         """Accepted drafts to be expected, by what the source's promises turned out to be worth."""
-        return _expected(lookup.confidences) * self._trust[source].factor
+        return expected_accepted(confidences, parents) * self._trust[source].factor
 
     def _observe(self, scheduled: ScheduledSequence, *, num_accepted: int) -> None:
         choice = self._choices.get(scheduled.seq_id)
         if choice is not None and scheduled.num_draft_tokens:
             verified = choice.confidences[: scheduled.num_draft_tokens]
-            self._trust[choice.source].observe(expected=_expected(verified), accepted=num_accepted)
+            expected = expected_accepted(verified, choice.parents)
+            self._trust[choice.source].observe(expected=expected, accepted=num_accepted)
 
-    def _remember(self, batch: DraftBatch, proposals: dict[int, Lookup], sources: dict[int, str]) -> None:
-        for index, lookup in proposals.items():
-            seq_id = batch.scheduled[index].seq_id
-            self._choices[seq_id] = _Choice(source=sources[index], confidences=lookup.confidences)
+    def _forget_old(self) -> None:
         while len(self._choices) > self._max_remembered:
             seq_id, _ = self._choices.popitem(last=False)
             for lookup_drafter in self._lookups:
                 lookup_drafter.forget(seq_id)
 
 
-def _expected(confidences: Sequence[float]) -> float:
-    """Accepted drafts to be expected of a chain."""
-    expected, survival = 0.0, 1.0
-    for confidence in confidences:
-        survival *= confidence
-        expected += survival
-    return expected
+def expected_accepted(confidences: Sequence[float], parents: Sequence[int] | None = None) -> float:
+    """Accepted drafts to be expected: the sum over all drafts of the probability that their whole path is right.
+
+    Args:
+        confidences: of each draft, given that its parent is accepted.
+        parents: of each draft its parent among them, -1 for none; None: each follows the one before.
+    """
+    survivals: list[float] = []
+    for index, confidence in enumerate(confidences):
+        parent = index - 1 if parents is None else parents[index]
+        survivals.append(confidence * (survivals[parent] if parent >= 0 else 1.0))
+    return sum(survivals)
 
 
 def _confidences(proposal: DraftProposal) -> list[list[float]]:

@@ -1,4 +1,5 @@
-"""The P-EAGLE drafter: every committed token of a step goes through the head, and K drafts come out of the same pass.
+"""The P-EAGLE drafter: every committed token of a step goes through the head, and logits for K depths come out of the
+same pass; what drafts are made of them is a choice of its own (`choice`).
 
 Its keys and values live in its own pool, over the whole context of each sequence. A mask slot's key and value are
 placeholders: the next step writes the slot again from a real token and feature before any row can see it, which is why
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from peagle.attention.backend import AttentionBackend
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
+from peagle.drafter.choice import DraftChoice, LikeliestChain, Picked
 from peagle.drafter.head import DraftHead
 from peagle.drafter.inputs import DraftInputs, DraftShape, IntArray, SlotGrid, SlotRules, build_inputs
-from peagle.drafter.interface import NO_TOKEN, DraftBatch, DraftProposal
+from peagle.drafter.interface import DraftBatch, DraftProposal
 from peagle.kv_cache.storage import KVGeometry, KVStorage
-from peagle.sampling.argmax import first_argmax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,14 +34,6 @@ class DraftTensors:
     positions: Tensor  # [T] int64
     attention: AttentionMetadata
     logits_rows: Tensor  # [D, K] int64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Drafts:
-    """What a pass drafted for D sequences."""
-
-    token_ids: Tensor  # [D, K] int64, target token ids
-    confidences: Tensor  # [D, K], the head's probability of each
 
 
 def kv_geometry(head: DraftHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
@@ -60,9 +53,10 @@ class PEagleDrafter:
     Args:
         head: loaded, and packed if it is to be.
         attention: backend for the head's layers.
-        num_speculative_tokens: K, at least 1.
+        num_speculative_tokens: K, at least 1: how deep drafts go.
         storage: pool of the head's keys and values, of `kv_geometry` and `head.config.num_hidden_layers` layers.
         max_model_len: positions from here on are never drafted.
+        choice: which drafts are made of the logits; None: a chain of the likeliest tokens.
     """
 
     def __init__(
@@ -73,12 +67,15 @@ class PEagleDrafter:
         num_speculative_tokens: int,
         storage: KVStorage,
         max_model_len: int,
+        choice: DraftChoice | None = None,
     ) -> None:
         assert num_speculative_tokens >= 1
+        assert head.config.mask_token_id is not None
         assert len(storage.layers) == head.config.num_hidden_layers
         self.head = head
         self.storage = storage
-        self.num_speculative_tokens = num_speculative_tokens
+        self._choice = choice or LikeliestChain(head)
+        self.num_speculative_tokens = self._choice.max_num_drafts(num_speculative_tokens)
         self.num_mask_slots = num_speculative_tokens - 1
         self.num_layers = head.config.num_hidden_layers
         self.aux_layer_ids = head.config.aux_layer_ids
@@ -95,7 +92,7 @@ class PEagleDrafter:
     def propose(self, batch: DraftBatch) -> DraftProposal:
         """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
         inputs = self.lay_out(batch)
-        return self.to_proposal(inputs, self.draft(batch.features, self.to_tensors(inputs)))
+        return self.to_proposal(batch, inputs, self.draft(batch.features, self.to_tensors(inputs)))
 
     def lay_out(self, batch: DraftBatch, shape: DraftShape | None = None) -> DraftInputs:
         """Host side of a pass; see `build_inputs`."""
@@ -115,37 +112,26 @@ class PEagleDrafter:
             logits_rows=self._to_device(inputs.logits_rows),
         )
 
-    def to_proposal(self, inputs: DraftInputs, drafts: Drafts) -> DraftProposal:
+    def to_proposal(self, batch: DraftBatch, inputs: DraftInputs, picked: Picked) -> DraftProposal:
         """The drafts of a pass, without padding and what nobody asked for."""
-        asked_for = drafts.token_ids[: len(inputs.drafting)]
-        unasked = inputs.unasked
-        if unasked.any():
-            asked_for = asked_for.masked_fill(torch.from_numpy(unasked).to(asked_for.device), NO_TOKEN)
-        return DraftProposal(
-            indices=inputs.drafting,
-            draft_token_ids=asked_for,
-            confidences=drafts.confidences[: len(inputs.drafting)],
-        )
+        return self._choice.propose(batch, inputs, picked)
 
     @torch.no_grad()
-    def draft(self, features: Tensor, tensors: DraftTensors) -> Drafts:
-        """Write the keys and values of all slots, and draft.
+    def draft(self, features: Tensor, tensors: DraftTensors) -> dict[str, Tensor]:
+        """Write the keys and values of all slots, and pick what drafts are made of.
 
         Args:
             features: [num_rows, n_aux * H_t], auxiliary hidden states of the target's rows.
             tensors: of the pass.
         """
-        shape = tensors.logits_rows.shape
-        if not tensors.token_ids.numel():
-            return Drafts(token_ids=tensors.logits_rows, confidences=features.new_empty(shape))
         logits = self.draft_logits(features, tensors)  # [D * K, V_d]
-        best = first_argmax(logits)  # [D * K]
-        confidences = (logits.gather(-1, best[:, None])[:, 0] - logits.logsumexp(-1)).exp()
-        return Drafts(token_ids=self.head.to_target_ids(best).view(shape), confidences=confidences.view(shape))
+        return self._choice.pick(logits.view(*tensors.logits_rows.shape, logits.shape[-1]))
 
     @torch.no_grad()
     def draft_logits(self, features: Tensor, tensors: DraftTensors) -> Tensor:
         """As `draft`, but the logits over the draft vocabulary: [D * K, V_d]."""
+        if not tensors.token_ids.numel():
+            return self._fused_mask.new_empty(0, self.head.config.draft_vocab_size)
 
         def attend(layer_index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             cache = self.storage.layers[layer_index]
@@ -170,7 +156,7 @@ class PEagleDrafter:
         slot_mapping: Tensor,
         block_tables: Tensor,
         logits_rows: Tensor,
-    ) -> Drafts:
+    ) -> dict[str, Tensor]:
         """As `draft`, for one grid in fixed buffers, with everything derived made inside (a graph can capture it).
 
         Args:

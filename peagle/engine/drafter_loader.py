@@ -15,19 +15,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peagle.attention.sdpa import SdpaAttention
+from peagle.drafter.choice import DraftChoice, LikeliestChain
+from peagle.drafter.drawn_choice import DrawnChain
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape, read_head_config
 from peagle.drafter.interface import Drafter
 from peagle.drafter.loader import SharedWeights, load_head
 from peagle.drafter.null import NullDrafter
 from peagle.drafter.peagle import PEagleDrafter, kv_geometry
+from peagle.drafter.tree_choice import TreeChoice
 from peagle.errors import ConfigError, ModelLoadError
 from peagle.kv_cache.storage import KVStorage
 from peagle.layers.linear import pack_linears
 from peagle.models.loader import Precision
 from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.input_batch import PaddingPolicy
-from peagle.spec_config import SpecConfig
+from peagle.spec_config import SpecConfig, TreeSpec
 
 _DEFAULT_NUM_SPECULATIVE_TOKENS = 4
 _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -41,6 +44,13 @@ class DrafterPlan:
     directory: Path | None = None
     head_config: HeadConfig | None = None
     target_shape: TargetShape | None = None
+    tree: TreeSpec | None = None
+    draws_drafts: bool = False
+
+    @property
+    def num_depths(self) -> int:
+        """How deep drafts go."""
+        return self.num_speculative_tokens if self.tree is None else self.tree.depth
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
@@ -86,9 +96,12 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
             "the draft head names no mask token, so it drafts one token after the other (EAGLE-3), which is not served "
             "yet; use a P-EAGLE head"
         )
+    tree = spec.parallel_drafting_spec
     own = config.num_speculative_tokens or _DEFAULT_NUM_SPECULATIVE_TOKENS
     return DrafterPlan(
-        num_speculative_tokens=spec.num_speculative_tokens or own,
+        num_speculative_tokens=spec.num_speculative_tokens or own if tree is None else tree.num_nodes,
+        tree=tree,
+        draws_drafts=spec.draft_sample_method == "probabilistic",
         directory=directory,
         head_config=config,
         target_shape=shape,
@@ -98,13 +111,17 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
 def _refuse_unserved(spec: SpecConfig) -> None:
     unserved = {
         "parallel_drafting false": spec.parallel_drafting is False,
-        "draft_sample_method probabilistic": spec.draft_sample_method != "greedy",
-        "parallel_drafting_spec": spec.parallel_drafting_spec is not None,
         "method eagle3 without parallel_drafting true": spec.method == "eagle3" and spec.parallel_drafting is None,
     }
     for name, is_asked_for in unserved.items():
         if is_asked_for:
             raise ConfigError(f"speculative_config: {name} is not served yet")
+
+
+def _choice(plan: DrafterPlan, head: DraftHead) -> DraftChoice:
+    if plan.tree is not None:
+        return TreeChoice(head, plan.tree)
+    return DrawnChain(head) if plan.draws_drafts else LikeliestChain(head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +154,10 @@ def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes
     drafter = PEagleDrafter(
         head=head,
         attention=SdpaAttention(),
-        num_speculative_tokens=plan.num_speculative_tokens,
+        num_speculative_tokens=plan.num_depths,
         storage=storage,
         max_model_len=sizes.max_model_len,
+        choice=_choice(plan, head),
     )
     return GraphedDrafter(drafter, padding=sizes.padding, capture=sizes.capture)
 

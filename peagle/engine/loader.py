@@ -23,7 +23,7 @@ from peagle.cuda_graphs.buckets import Buckets
 from peagle.drafter.head import DraftHead
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.checkpoint import resolve_checkpoint
-from peagle.engine.drafter_loader import DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
+from peagle.engine.drafter_loader import DrafterPlan, DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
 from peagle.engine.engine import EngineParts, LLMEngine
 from peagle.engine.interface import EnginePhase, PhaseListener
 from peagle.engine.speculation_loader import add_lookups, build_speculation, num_lookup_drafts
@@ -41,12 +41,15 @@ from peagle.models.loader import (
     read_model_config,
     torch_dtype,
 )
+from peagle.runner.drawn_verification import DrawnVerification
 from peagle.runner.input_batch import PaddingPolicy
 from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
+from peagle.runner.verification import MatchVerification, Verification
 from peagle.runner.warmup import warm_up
 from peagle.scheduler.scheduler import Scheduler
 from peagle.scheduler.speculation import Speculation
+from peagle.spec_config import SpecConfig
 from peagle.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,11 +101,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     # A length that nobody asked for gives way to the memory that there is.
     max_model_len = min(max_model_len, size.num_blocks * block_size)
     _log_sizes(size, block_size, max_model_len)
-    limits = RunnerLimits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_blocks=-(-max_model_len // block_size),
-        num_speculative_tokens=max(plan.num_speculative_tokens, num_lookup_drafts(config.spec)),
-    )
+    limits = _limits(config, plan, max_model_len)
     capture = _should_capture(config.graph, precision.device, model_config)
     padding = _padding(config.graph, limits, capture=capture)
     storage = KVStorage(num_layers=target.geometry.num_layers, num_blocks=size.num_blocks, geometry=geometry)
@@ -114,7 +113,15 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         capture=capture,
     )
     drafter = add_lookups(config.spec, build_drafter(plan, head, sizes), max_num_seqs=limits.max_num_seqs)
-    runner = ModelRunner(target, storage, drafter, padding=padding, limits=limits, capture=capture)
+    runner = ModelRunner(
+        target,
+        storage,
+        drafter,
+        padding=padding,
+        limits=limits,
+        capture=capture,
+        verification=_verification(config.spec),
+    )
 
     on_phase(EnginePhase.WARMING_UP, "")
     warm_up(
@@ -136,11 +143,17 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         tokenizer=tokenizer,
         max_model_len=max_model_len,
         vocab_size=target.geometry.vocab_size,
-        num_speculative_tokens=limits.num_speculative_tokens,
+        num_speculative_tokens=max(plan.num_depths, num_lookup_drafts(config.spec)),
         seed=config.model.seed,
     )
     _give_back_memory()
     return LoadedEngine(engine=LLMEngine(parts), tokenizer=tokenizer, config=config, directory=directory)
+
+
+def _verification(spec: SpecConfig) -> Verification:
+    if spec.draft_sample_method == "greedy":
+        return MatchVerification()
+    return DrawnVerification(spec.rejection_sample_method)
 
 
 def _give_back_memory() -> None:
@@ -192,6 +205,14 @@ def _size_cache(
         drafter_block_bytes=drafter_block_bytes(head, config.cache.block_size),
         max_model_len=config.model.max_model_len or _SHORTEST_MODEL_LEN,
         device=device,
+    )
+
+
+def _limits(config: EngineConfig, plan: DrafterPlan, max_model_len: int) -> RunnerLimits:
+    return RunnerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_blocks=-(-max_model_len // config.cache.block_size),
+        num_speculative_tokens=max(plan.num_speculative_tokens, num_lookup_drafts(config.spec)),
     )
 
 

@@ -58,6 +58,18 @@ class LayerCache:
                 finite = finite.to(cached.dtype)
             cached.view(slots, -1).index_copy_(0, slot_mapping, finite)
 
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy keys and values to other slots, all at once: a destination may be another one's source.
+
+        Args:
+            sources: flat slots, [num_moves] int64.
+            destinations: flat slots, [num_moves] int64, all different.
+        """
+        slots = self.key.shape[0] * self.key.shape[1]
+        for cached in (self.key, self.value):
+            rows = cached.view(slots, -1)
+            rows.index_copy_(0, destinations, rows.index_select(0, sources))
+
 
 class KVStorage:
     """One pool of KV blocks over all layers of a model.
@@ -71,6 +83,11 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = geometry.block_size
         self.layers = tuple(LayerCache(_zeros(shape, geometry), _zeros(shape, geometry)) for _ in range(num_layers))
+
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """As `LayerCache.move`, in all layers."""
+        for layer in self.layers:
+            layer.move(sources, destinations)
 
     @property
     def null_block(self) -> int:

@@ -16,8 +16,9 @@ from peagle.cuda_graphs.buffers import BufferSpec, StaticBuffers
 from peagle.cuda_graphs.graph_runner import GraphRunner
 from peagle.drafter.inputs import DraftShape
 from peagle.drafter.interface import DraftBatch, DraftProposal
-from peagle.drafter.peagle import Drafts, PEagleDrafter
+from peagle.drafter.peagle import PEagleDrafter
 from peagle.runner.input_batch import PaddingPolicy
+from peagle.runner.tree_rows import draft_depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class GraphedDrafter:
         self._block_size = drafter.storage.block_size
         self.num_speculative_tokens = drafter.num_speculative_tokens
         self.num_mask_slots = drafter.num_mask_slots
+        self._num_depths = drafter.num_mask_slots + 1
         self.num_layers = drafter.num_layers
         self.aux_layer_ids = drafter.aux_layer_ids
         self._graphs: GraphRunner[DraftGraphShape] = GraphRunner(
@@ -56,7 +58,7 @@ class GraphedDrafter:
             return self._drafter.propose(batch)
         inputs = self._drafter.lay_out(batch, shape.grid)
         grid = inputs.grids[0]
-        outputs = self._graphs.run(
+        picked = self._graphs.run(
             shape,
             {
                 "features": batch.features,
@@ -68,11 +70,10 @@ class GraphedDrafter:
                 "logits_rows": inputs.logits_rows,
             },
         )
-        drafts = Drafts(token_ids=outputs["draft_token_ids"], confidences=outputs["confidences"])
-        return self._drafter.to_proposal(inputs, drafts)
+        return self._drafter.to_proposal(batch, inputs, picked)
 
     def _draft_grid(self, shape: DraftGraphShape, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        drafts = self._drafter.draft_grid(
+        return self._drafter.draft_grid(
             inputs["features"],
             token_ids=inputs["token_ids"],
             feature_rows=inputs["feature_rows"],
@@ -81,33 +82,35 @@ class GraphedDrafter:
             block_tables=inputs["block_tables"],
             logits_rows=inputs["logits_rows"],
         )
-        return {"draft_token_ids": drafts.token_ids, "confidences": drafts.confidences}
 
     def _fixed_shape(self, batch: DraftBatch) -> DraftGraphShape | None:
         """The shape of a step in which every sequence decodes; None for any other."""
-        num_drafts = self.num_speculative_tokens
-        if any(not s.is_sampling or len(s.token_ids) > num_drafts + 1 for s in batch.scheduled):
+        num_depths = self._num_depths
+        if any(not s.is_sampling for s in batch.scheduled):
             return None
-        num_slots = max(s.num_known_tokens + s.num_draft_tokens for s in batch.scheduled)
-        width = 2 * num_drafts if self._padding.fixed_width is not None else num_slots + num_drafts - 1
-        num_blocks = max(-(-(s.start + len(s.token_ids) + num_drafts - 1) // self._block_size) for s in batch.scheduled)
+        num_slots = [s.num_known_tokens + max(draft_depths(s), default=0) for s in batch.scheduled]  # at most
+        if max(num_slots) > num_depths + 1:
+            return None
+        width = 2 * num_depths if self._padding.fixed_width is not None else max(num_slots) + num_depths - 1
+        ends = [s.start + num + num_depths - 1 for s, num in zip(batch.scheduled, num_slots, strict=True)]
         grid = DraftShape(
             num_seqs=self._padding.batch_sizes.round_up(len(batch.scheduled)),
             width=width,
-            num_blocks=self._padding.draft_block_counts.round_up(num_blocks),
+            num_blocks=self._padding.draft_block_counts.round_up(-(-max(ends) // self._block_size)),
         )
         return DraftGraphShape(grid, batch.features.shape[0])
 
     def _make_buffers(self) -> StaticBuffers:
-        num_drafts = self.num_speculative_tokens
         num_seqs = self._padding.batch_sizes.sizes[-1]
-        num_rows = num_seqs * 2 * num_drafts
+        num_rows = num_seqs * 2 * self._num_depths
+        # The target's grid is wider than this drafter's own drafts if others draft more.
+        num_feature_rows = num_seqs * max(self._padding.fixed_width or 0, self.num_speculative_tokens + 1)
         head = self._drafter.head
         specs = {
             name: BufferSpec((num_rows,), torch.int64)
             for name in ("token_ids", "feature_rows", "positions", "slot_mapping")
         }
-        specs["features"] = BufferSpec((num_seqs * (num_drafts + 1), head.config.feature_size), head.dtype)
+        specs["features"] = BufferSpec((num_feature_rows, head.config.feature_size), head.dtype)
         specs["block_tables"] = BufferSpec((num_seqs, self._padding.draft_block_counts.sizes[-1]), torch.int64)
-        specs["logits_rows"] = BufferSpec((num_seqs, num_drafts), torch.int64)
+        specs["logits_rows"] = BufferSpec((num_seqs, self._num_depths), torch.int64)
         return StaticBuffers(specs, head.device)

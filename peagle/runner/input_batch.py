@@ -1,7 +1,8 @@
 """From scheduled sequences to packed rows.
 
 A step's rows are sections: first the grid of decoding sequences (one row per known token or draft, padded to one
-width), then each chunk of a prefill as a grid of its own. Owns the order of rows and the padding. Refuses to know
+width), then each chunk of a prefill as a grid of its own. If any drafts are a tree, the whole grid is one of trees, of
+which chains are a kind (`tree_rows`). Owns the order of rows and the padding. Refuses to know
 models; arrays are numpy, so that they are built once on the host and copied once.
 """
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from peagle.cuda_graphs.buckets import Buckets, GridShape, Span, split_spans
 from peagle.outputs import ScheduledSequence
+from peagle.runner.tree_rows import is_tree, parent_rows, row_positions
 
 IntArray = NDArray[np.int64]
 
@@ -57,6 +59,7 @@ class Section:
     positions: IntArray  # [num_seqs * width]
     slot_mapping: IntArray  # [num_seqs * width]
     block_tables: IntArray  # [num_seqs, largest num_blocks]
+    parent_rows: IntArray | None  # [num_seqs * width], see `attention.tree_mask`; None where all drafts are chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +160,13 @@ def _fill_section(
     positions = np.zeros(grid, dtype=np.int64)
     slots = np.full(grid, pool.null_slot, dtype=np.int64)
     tables = np.full((shape.num_seqs, shape.spans[0].num_blocks), pool.null_block, dtype=np.int64)
+    parents = _row_parents(sequences, grid) if any(is_tree(sequence) for sequence in sequences) else None
     for row, sequence in enumerate(sequences):
         num_rows = len(sequence.token_ids)
         num_blocks = _num_blocks(sequence, pool.block_size)
         span = np.arange(sequence.start, sequence.start + num_rows)
         input_ids[row, :num_rows] = sequence.token_ids
-        positions[row, :num_rows] = span
+        positions[row, :num_rows] = span if parents is None else row_positions(sequence)
         tables[row, :num_blocks] = sequence.block_table[:num_blocks]
         slots[row, :num_rows] = tables[row, span // pool.block_size] * pool.block_size + span % pool.block_size
     return Section(
@@ -173,4 +177,14 @@ def _fill_section(
         positions=positions.reshape(-1),
         slot_mapping=slots.reshape(-1),
         block_tables=tables,
+        parent_rows=None if parents is None else parents.reshape(-1),
     )
+
+
+def _row_parents(sequences: SequenceOf[ScheduledSequence], grid: tuple[int, int]) -> IntArray:
+    """Parent rows of a grid, [num_seqs, width]; padding names row 0."""
+    parents = np.zeros(grid, dtype=np.int64)
+    parents[:, 0] = -1
+    for row, sequence in enumerate(sequences):
+        parents[row, : len(sequence.token_ids)] = parent_rows(sequence)
+    return parents

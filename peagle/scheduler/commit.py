@@ -44,7 +44,17 @@ def check_output(scheduled: ScheduledSequence, output: SequenceOutput) -> None:
         assert not output.token_ids, "a chunk samples nothing"
         assert not output.draft_token_ids, "a chunk drafts nothing"
         return
-    num_accepted = output.num_accepted_tokens
-    drafts = scheduled.token_ids[scheduled.num_known_tokens :]
-    assert len(output.token_ids) == num_accepted + 1
-    assert list(output.token_ids[:num_accepted]) == list(drafts[:num_accepted]), "accepted tokens are the drafts"
+    accepted = list(output.token_ids[: output.num_accepted_tokens])
+    assert len(output.token_ids) == len(accepted) + 1
+    assert accepted in _draft_paths(scheduled, len(accepted)), "accepted tokens are drafts"
+
+
+def _draft_paths(scheduled: ScheduledSequence, length: int) -> list[list[int]]:
+    """Runs of `length` drafts, each the child of the one before."""
+    drafts = list(scheduled.token_ids[scheduled.num_known_tokens :])
+    if scheduled.draft_parents is None:
+        return [drafts[:length]]
+    runs: list[list[int]] = []  # of each node, from the root down
+    for token_id, parent in zip(drafts, scheduled.draft_parents, strict=True):
+        runs.append([*(runs[parent] if parent >= 0 else []), token_id])
+    return [[], *runs]

@@ -145,6 +145,7 @@ class ScriptedDrafter:
         wrong_token_id: proposed where the drafter errs.
     """
 
+    num_mask_slots = 0
     num_layers = 0
     aux_layer_ids = TAPS
 

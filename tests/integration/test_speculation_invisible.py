@@ -180,6 +180,12 @@ SPECS: list[dict[str, Any]] = [
     {"model": "HEAD"},
     {"model": "HEAD", "num_speculative_tokens": 5, "adaptive_verification": True},
     {"model": "HEAD", "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 3, 2], [4, 99, 0]]},
+    {"model": "HEAD", "parallel_drafting_spec": {"num_branches": 3, "depth": 4}},
+    {
+        "model": "HEAD",
+        "parallel_drafting_spec": {"num_branches": 8, "depth": 6},
+        "adaptive_verification": False,
+    },
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
     {"method": "suffix", "num_speculative_tokens": 6, "adaptive_verification": True},
 ]

@@ -51,9 +51,10 @@ def make_histories(num_seqs: int, *, seed: int, head: DraftHead) -> list[DraftHi
             token_ids=[rng.randrange(100) for _ in range(rng.randint(1, 20))],
             features=torch.randn(MAX_LEN, head.config.feature_size, generator=generator).to(head.dtype),
             block_table=[blocks.pop() for _ in range(MAX_LEN // BLOCK_SIZE)],
+            seq_id=seq_id,
             rng=random.Random(rng.random()),
         )
-        for _ in range(num_seqs)
+        for seq_id in range(num_seqs)
     ]
 
 
@@ -121,6 +122,29 @@ def test_random_histories(num_speculative_tokens: int, num_layers: int) -> None:
         check_step(drafter, chosen, steps, gap=rng.randint(0, 2))
 
 
+def test_features_come_from_the_rows_of_an_accepted_path() -> None:
+    """Trees beside chains: slots follow the path, wherever its rows are."""
+    head = tiny_head()
+    drafter = make_drafter(head)
+    histories = make_histories(3, seed=11, head=head)
+    rng = random.Random(11)
+    torch.manual_seed(0)
+    num_scattered = 0
+    for _ in range(8):
+        steps = [
+            history.step(
+                num_rows=30,
+                num_drafts=rng.randint(0, 9 if is_tree else 4),
+                max_next_drafts=4,
+                max_depth=4 if is_tree else None,
+            )
+            for history, is_tree in zip(histories, (True, True, False), strict=True)
+        ]
+        num_scattered += sum(step.accepted_rows not in (None, [], [1], [1, 2]) for step in steps)
+        check_step(drafter, histories, steps, gap=rng.randint(0, 2))
+    assert num_scattered > 3
+
+
 def test_backends_agree() -> None:
     head = tiny_head(draft_vocab_size=60)
     head.draft_to_target_offsets.copy_(torch.arange(60) * 3)
@@ -184,7 +208,7 @@ def test_fixed_shape_gives_the_same_drafts() -> None:
         batch = draft_batch(steps, gap=1)
         inputs = fixed.lay_out(batch, DraftShape(num_seqs=5, width=8, num_blocks=MAX_LEN // BLOCK_SIZE))
         grid = inputs.grids[0]
-        drafts = fixed.draft_grid(
+        picked = fixed.draft_grid(
             batch.features,
             token_ids=torch.from_numpy(inputs.token_ids),
             feature_rows=torch.from_numpy(inputs.feature_rows),
@@ -193,9 +217,9 @@ def test_fixed_shape_gives_the_same_drafts() -> None:
             block_tables=torch.from_numpy(grid.block_tables),
             logits_rows=torch.from_numpy(inputs.logits_rows),
         )
-        assert drafts.token_ids.shape == drafts.confidences.shape == (5, 4)
+        assert picked["token_ids"].shape == picked["confidences"].shape == (5, 4)
         expected = ragged.propose(batch)
-        proposal = fixed.to_proposal(inputs, drafts)
+        proposal = fixed.to_proposal(batch, inputs, picked)
         assert proposal.indices == expected.indices
         assert torch.equal(proposal.draft_token_ids, expected.draft_token_ids)
         assert proposal.confidences is not None
@@ -234,6 +258,7 @@ def test_training_mask_sees_what_inference_sees() -> None:
     anchors = torch.arange(num_anchors).repeat(depth)  # [T]
     depths = torch.arange(depth).repeat_interleave(num_anchors)
     is_first = depths == 0
+    assert head.config.mask_token_id is not None
     slot_tokens = torch.where(is_first, torch.tensor(token_ids)[anchors + 1], head.config.mask_token_id)
     fused = torch.where(is_first[:, None], head.fuse(history.features[anchors]), head.fused_mask())
     sees_context = is_first[None] & (anchors[None] <= anchors[:, None])

@@ -70,3 +70,21 @@ def test_block_bytes_are_what_a_block_takes(dtype: torch.dtype) -> None:
     storage = KVStorage(num_layers=3, num_blocks=7, geometry=geometry)
     taken = sum(tensor[0].nbytes for layer in storage.layers for tensor in (layer.key, layer.value))
     assert geometry.block_bytes(3) == taken
+
+
+@given(places=st.lists(st.tuples(st.integers(0, 23), st.integers(0, 23)), max_size=8, unique_by=lambda pair: pair[1]))
+@settings(deadline=None)
+def test_slots_are_moved_all_at_once(places: list[tuple[int, int]]) -> None:
+    """A slot that is overwritten is still read as it was."""
+    storage = KVStorage(num_layers=2, num_blocks=5, geometry=make_geometry())
+    for layer in storage.layers:
+        layer.key.copy_(torch.rand(layer.key.shape))
+        layer.value.copy_(torch.rand(layer.value.shape))
+    before = [(layer.key.flatten(0, 1).clone(), layer.value.flatten(0, 1).clone()) for layer in storage.layers]
+    sources, destinations = ([pair[side] for pair in places] for side in (0, 1))
+    storage.move(torch.tensor(sources, dtype=torch.int64), torch.tensor(destinations, dtype=torch.int64))
+    origin = dict(zip(destinations, sources, strict=True))
+    for layer, (keys, values) in zip(storage.layers, before, strict=True):
+        for slot in range(24):
+            assert torch.equal(layer.key.flatten(0, 1)[slot], keys[origin.get(slot, slot)])
+            assert torch.equal(layer.value.flatten(0, 1)[slot], values[origin.get(slot, slot)])

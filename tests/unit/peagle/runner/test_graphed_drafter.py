@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from peagle.attention.sdpa import SdpaAttention
 from peagle.drafter.head import DraftHead
-from peagle.drafter.peagle import PEagleDrafter
+from peagle.drafter.peagle import PEagleDrafter, kv_geometry
+from peagle.drafter.tree_choice import TreeChoice
+from peagle.kv_cache.storage import KVStorage
 from peagle.runner.graphed_drafter import GraphedDrafter
+from peagle.spec_config import TreeSpec
 from tests.builders.draft_history import DraftHistory, HistoryStep, draft_batch
 from tests.builders.head import tiny_head
 from tests.builders.runner import PADDINGS, RunnerSizes, make_plain_drafter
@@ -30,9 +35,10 @@ def make_histories(num_seqs: int, sizes: RunnerSizes, head: DraftHead, *, seed: 
             token_ids=[rng.randrange(100) for _ in range(rng.choice([1, 3, 12, 30]))],
             features=torch.randn(MAX_LEN, head.config.feature_size, generator=generator, dtype=head.dtype),
             block_table=[blocks.pop() for _ in range(sizes.max_num_blocks)],
+            seq_id=seq_id,
             rng=random.Random(seed),
         )
-        for _ in range(num_seqs)
+        for seq_id in range(num_seqs)
     ]
 
 
@@ -55,6 +61,7 @@ def check_step(plain: PEagleDrafter, graphed: GraphedDrafter, steps: list[Histor
     wanted, got = plain.propose(batch), graphed.propose(batch)
     assert got.indices == wanted.indices
     assert torch.equal(got.draft_token_ids, wanted.draft_token_ids)
+    assert got.parents == wanted.parents
     return len(got.indices)
 
 
@@ -88,6 +95,72 @@ def test_decoding_steps_up_to_the_end_of_the_context(policy: str, num_speculativ
         num_drafting.add((check_step(plain, graphed, steps, gap=gap), len(steps)))
     check_caches(plain, inner, histories)
     assert any(0 < num < num_seqs for num, num_seqs in num_drafting), "some of a batch must not have drafted"
+
+
+def make_tree_drafter(head: DraftHead, sizes: RunnerSizes, tree: TreeSpec) -> PEagleDrafter:
+    storage = KVStorage(
+        num_layers=head.config.num_hidden_layers,
+        num_blocks=sizes.num_blocks,
+        geometry=kv_geometry(head, block_size=sizes.block_size),
+    )
+    return PEagleDrafter(
+        head=head,
+        attention=SdpaAttention(),
+        num_speculative_tokens=tree.depth,
+        storage=storage,
+        max_model_len=sizes.max_model_len,
+        choice=TreeChoice(head, tree),
+    )
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@pytest.mark.parametrize("tree", [TreeSpec(num_branches=3, depth=1), TreeSpec(num_branches=2, depth=3)])
+def test_trees_up_to_the_end_of_the_context(policy: str, tree: TreeSpec) -> None:
+    sizes = make_sizes(tree.num_nodes)
+    head = tiny_head()
+    plain, inner = make_tree_drafter(head, sizes, tree), make_tree_drafter(head, sizes, tree)
+    graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
+    assert (graphed.num_speculative_tokens, graphed.num_mask_slots) == (tree.num_nodes, tree.depth - 1)
+    histories = make_histories(5, sizes, head, seed=tree.depth)
+    rng = random.Random(tree.depth)
+    torch.manual_seed(0)
+    check_step(
+        plain, graphed, [history.step(num_rows=MAX_LEN, num_drafts=0, max_next_drafts=0) for history in histories]
+    )
+    while alive := [history for history in histories if history.num_tokens < MAX_LEN]:
+        steps = []
+        for history in rng.sample(alive, rng.randint(1, len(alive))):
+            room = MAX_LEN - history.num_tokens - 1
+            steps.append(
+                history.step(
+                    num_rows=1,
+                    num_drafts=rng.randint(0, max(0, min(tree.num_nodes, room))),
+                    max_next_drafts=rng.choice([0, 1, tree.num_nodes, tree.num_nodes]),
+                    max_depth=tree.depth,
+                )
+            )
+        check_step(plain, graphed, steps)
+    check_caches(plain, inner, histories)
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+def test_chains_of_others_may_be_deeper_than_the_tree(policy: str) -> None:
+    """Another drafter's chain is named as a tree beside trees, and all of it may be accepted."""
+    sizes, tree = make_sizes(6), TreeSpec(num_branches=3, depth=2)
+    head = tiny_head()
+    plain, inner = make_tree_drafter(head, sizes, tree), make_tree_drafter(head, sizes, tree)
+    graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
+    histories = make_histories(2, sizes, head, seed=8)
+    for history in histories:
+        history.token_ids = history.token_ids[:1]
+    torch.manual_seed(0)
+    for _ in range(4):
+        chains = [history.step(num_rows=1, num_drafts=5, max_next_drafts=6) for history in histories]
+        parents = list(range(-1, 4))
+        named = [replace(step, scheduled=replace(step.scheduled, draft_parents=parents)) for step in chains]
+        assert check_step(plain, graphed, named) == 2
+    check_caches(plain, inner, histories)
+    assert all(history.start > 4 for history in histories)
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
@@ -125,5 +198,5 @@ def test_it_looks_like_the_drafter_it_wraps() -> None:
     sizes = make_sizes(4)
     inner = make_plain_drafter(tiny_head(), sizes)
     graphed = GraphedDrafter(inner, padding=PADDINGS["fixed"](sizes), capture=False)
-    for name in ("num_speculative_tokens", "num_layers", "aux_layer_ids"):
+    for name in ("num_speculative_tokens", "num_mask_slots", "num_layers", "aux_layer_ids"):
         assert getattr(graphed, name) == getattr(inner, name)

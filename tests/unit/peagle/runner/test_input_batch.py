@@ -18,6 +18,11 @@ POOL = PagePool(block_size=4, null_block=1000)
 MAX_WIDTH = SIZES.num_speculative_tokens + 1
 
 
+def draft_trees(num_drafts: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Parents of drafts; a chain now and then."""
+    return st.tuples(*(st.integers(-1, node - 1) for node in range(num_drafts)))
+
+
 @st.composite
 def scheduled_sequences(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
     """Decodes with drafts, short and long last chunks, and chunks that do not sample, with blocks in no order."""
@@ -43,6 +48,7 @@ def scheduled_sequences(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
                 drafter_block_table=(),
                 params=SamplingParams(),
                 seed=0,
+                draft_parents=draw(st.none() | draft_trees(num_drafts)),
             )
         )
     return tuple(scheduled)
@@ -58,9 +64,36 @@ def check_row(section: Section, row: int, sequence: ScheduledSequence | None, of
     if sequence is None or offset >= len(sequence.token_ids):
         assert found == (0, 0, POOL.null_slot)
         return
-    position = sequence.start + offset
-    slot = sequence.block_table[position // POOL.block_size] * POOL.block_size + position % POOL.block_size
-    assert found == (sequence.token_ids[offset], position, slot)
+    place = sequence.start + offset
+    slot = sequence.block_table[place // POOL.block_size] * POOL.block_size + place % POOL.block_size
+    assert found == (sequence.token_ids[offset], sequence.start + len(rows_before(sequence, offset)), slot)
+
+
+def rows_before(sequence: ScheduledSequence, offset: int) -> list[int]:
+    """The rows of a sequence that come before one of them in the text."""
+    node = offset - sequence.num_known_tokens
+    if node < 0 or sequence.draft_parents is None:
+        return list(range(offset))
+    parent = sequence.num_known_tokens + sequence.draft_parents[node]
+    return [*rows_before(sequence, parent), parent]
+
+
+@pytest.mark.parametrize("policy", PADDINGS)
+@given(scheduled=scheduled_sequences())
+@settings(deadline=None)
+def test_parent_rows_are_there_for_trees_alone(policy: str, scheduled: tuple[ScheduledSequence, ...]) -> None:
+    for section in pack(scheduled, policy).sections:
+        members = [scheduled[index] for index in section.indices]
+        befores = [[rows_before(one, row) for row in range(len(one.token_ids))] for one in members]
+        is_chain = all(before == list(range(row)) for rows in befores for row, before in enumerate(rows))
+        assert (section.parent_rows is None) == is_chain
+        if section.parent_rows is None:
+            continue
+        width = section.shape.width
+        for seq, found in enumerate(section.parent_rows.reshape(-1, width).tolist()):
+            rows = befores[seq] if seq < len(members) else []
+            wanted = [before[-1] if before else -1 for before in rows] or [-1]
+            assert found == wanted + [0] * (width - len(wanted))
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
