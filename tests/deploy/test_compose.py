@@ -61,4 +61,4 @@ def test_load_variables_are_options_of_the_locustfile() -> None:
 
 
 def test_compose_accepts_every_profile() -> None:
-    succeed(find_tool("docker-compose"), "-f", COMPOSE, "--profile", "loadtest", "config", "-q")
+    assert succeed(find_tool("docker-compose"), "-f", COMPOSE, "--profile", "loadtest", "config", "-q") == ""

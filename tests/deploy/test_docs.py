@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_python_compiles(block: str) -> None:
-    compile(block, "example", "exec")
+    assert compile(block, "example", "exec").co_filename == "example"
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
@@ -32,7 +32,7 @@ def test_values_are_accepted(tmp_path: Path, block: str) -> None:
         return  # somebody else's chart, or a manifest; it has been parsed
     path = tmp_path / "values.yaml"
     path.write_text(block, encoding="utf-8")
-    succeed(find_tool("helm4"), "template", "rel", CHART, "-f", path)
+    assert "kind: Deployment" in succeed(find_tool("helm4"), "template", "rel", CHART, "-f", path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
