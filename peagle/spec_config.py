@@ -163,9 +163,7 @@ class SpecConfig:
 
     def _check_off(self) -> None:
         for f in fields(self):
-            if f.name in ("num_speculative_tokens", "adaptive_verification") or f.name in ("model",):
-                continue
-            if getattr(self, f.name) != f.default:
+            if f.name not in ("num_speculative_tokens", "model") and getattr(self, f.name) != f.default:
                 raise ConfigError(f"speculative_config sets {f.name} without `model`, the draft head")
         if self.num_speculative_tokens:
             raise ConfigError("num_speculative_tokens is set without a draft head: give `model`, its directory")
@@ -185,6 +183,8 @@ class SpecConfig:
             raise ConfigError(
                 "a tree of drafts is built from the most likely tokens: draft_sample_method must be greedy"
             )
+        if self.parallel_drafting_spec is not None and self.num_speculative_tokens is not None:
+            raise ConfigError("parallel_drafting_spec says how many drafts there are: leave num_speculative_tokens out")
         if self.parallel_drafting_spec is not None and self.parallel_drafting is False:
             raise ConfigError(
                 "parallel_drafting_spec needs a head that drafts in parallel, and parallel_drafting is false"

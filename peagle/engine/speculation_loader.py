@@ -55,6 +55,7 @@ def build_speculation(spec: SpecConfig, drafter: Drafter) -> Speculation:
     return Speculation(
         num_speculative_tokens=drafter.num_speculative_tokens,
         num_mask_slots=drafter.num_mask_slots,
+        has_head=drafter.num_layers > 0,
         has_lookups=num_lookup_drafts(spec) > 0,
         policy=_policy(spec, drafter.num_speculative_tokens),
     )

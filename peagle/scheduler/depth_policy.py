@@ -55,8 +55,8 @@ class DepthPolicy(Protocol):
         """Whether a sequence that is admitted beside `num_running` others is served with the draft head."""
         ...
 
-    def gives_up_head(self, seq_id: int, num_decoding: int) -> bool:
-        """Whether a running sequence is better served without the head from now on."""
+    def without_head(self, seq_ids: Sequence[int], num_decoding: int) -> list[int]:
+        """Those of the running sequences that are better served without the head from now on."""
         ...
 
     def observe(self, offer: DraftOffer, *, num_accepted: int) -> None:
@@ -90,9 +90,9 @@ class FixedDepth:
         """Always."""
         return True
 
-    def gives_up_head(self, seq_id: int, num_decoding: int) -> bool:
-        """Never."""
-        return False
+    def without_head(self, seq_ids: Sequence[int], num_decoding: int) -> list[int]:
+        """None."""
+        return []
 
     def observe(self, offer: DraftOffer, *, num_accepted: int) -> None:
         """Nothing is learned."""
@@ -188,9 +188,11 @@ class AdaptiveDepth:
             self._probes.add(seq_id)
         return seq_id in self._probes
 
-    def gives_up_head(self, seq_id: int, num_decoding: int) -> bool:
-        """True if the head costs more than it brings at this load, and the sequence is no probe."""
-        return seq_id not in self._probes and self.gain(max(num_decoding, 1)) < _HOPELESS
+    def without_head(self, seq_ids: Sequence[int], num_decoding: int) -> list[int]:
+        """All but the probes, if the head costs more than it brings at this load."""
+        if not seq_ids or self.gain(max(num_decoding, 1)) >= _HOPELESS:
+            return []
+        return [seq_id for seq_id in seq_ids if seq_id not in self._probes]
 
     def gain(self, num_seqs: int) -> float:
         """Expected speedup of the head over none with `num_seqs` decoding, at the best K."""

@@ -292,11 +292,11 @@ class Scheduler:
 
     def _give_up_heads(self) -> None:
         """Go on without the draft head where it costs more than it brings."""
-        for seq in self._running.values():
-            if self._speculation.gives_up_head(seq, num_decoding=self._num_decoding):
-                seq.uses_head = False
-                seq.drop_drafts()
-                self._kv.free_drafter(seq.seq_id)
+        for seq_id in self._speculation.without_head(self._running.values(), num_decoding=self._num_decoding):
+            seq = self._running[seq_id]
+            seq.uses_head = False
+            seq.drop_drafts()
+            self._kv.free_drafter(seq_id)
 
     def _take_drafts(self, seq: Sequence, output: SequenceOutput, most: int) -> None:
         seq.draft_token_ids = list(output.draft_token_ids[:most])

@@ -6,6 +6,7 @@ decide what pays (`depth_policy`), and to grant blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 from peagle.outputs import ScheduledSequence, SchedulerOutput, SequenceOutput, StepTiming
@@ -21,6 +22,7 @@ class Speculation:
     Args:
         num_speculative_tokens: most drafts of a sequence in a step; 0 is plain decoding.
         num_mask_slots: slots of the drafter that follow a sequence's rows when it drafts.
+        has_head: there is a draft head at all.
         has_lookups: sequences without the head are drafted for too.
         policy: chooses how many drafts are verified.
     """
@@ -30,11 +32,13 @@ class Speculation:
         *,
         num_speculative_tokens: int = 0,
         num_mask_slots: int | None = None,
+        has_head: bool = True,
         has_lookups: bool = False,
         policy: DepthPolicy | None = None,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self.num_mask_slots = max(num_speculative_tokens - 1, 0) if num_mask_slots is None else num_mask_slots
+        self._has_head = has_head and num_speculative_tokens > 0
         self._has_lookups = has_lookups
         self._policy: DepthPolicy = FixedDepth(num_speculative_tokens) if policy is None else policy
 
@@ -80,11 +84,12 @@ class Speculation:
 
     def uses_head(self, seq: Sequence, *, num_running: int) -> bool:
         """Whether a sequence that is admitted now is served with the draft head."""
-        return self.num_speculative_tokens > 0 and self._policy.uses_head(seq.seq_id, num_running)
+        return self._has_head and self._policy.uses_head(seq.seq_id, num_running)
 
-    def gives_up_head(self, seq: Sequence, *, num_decoding: int) -> bool:
-        """Whether a running sequence goes on without it. There is no way back: its KV would have gaps."""
-        return seq.uses_head and self._policy.gives_up_head(seq.seq_id, num_decoding)
+    def without_head(self, running: Iterable[Sequence], *, num_decoding: int) -> list[int]:
+        """Running sequences that go on without it. There is no way back: their KV would have gaps."""
+        with_head = [seq.seq_id for seq in running if seq.uses_head]
+        return self._policy.without_head(with_head, num_decoding)
 
     def observe(self, step: SchedulerOutput, outputs: SequenceOf[SequenceOutput], timing: StepTiming | None) -> None:
         """Tell the policy what came of a step. Called before anything of it is committed."""

@@ -18,8 +18,7 @@ from peagle.sampling_params import SamplingParams
 from peagle.spec_config import RejectionSampleMethod, SpecConfig
 from tests.builders.engine import ask, make_engine, make_request
 from tests.builders.markov import excess, probs_of
-from tests.builders.tokenizer import build_tokenizer_directory
-from tests.builders.trained_head import VOCAB_SIZE, TrainedPair, write_trained_pair
+from tests.builders.trained_head import VOCAB_SIZE, TrainedPair
 
 PROMPT = (3, 1, 4, 1, 5)
 NUM_REQUESTS = 3000
@@ -30,13 +29,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "truncated": {"temperature": 1.4, "top_k": 6, "top_p": 0.9},
 }
 RULES: tuple[RejectionSampleMethod, ...] = ("standard", "block")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
-    pair = write_trained_pair(tmp_path_factory.mktemp("pair"))
-    build_tokenizer_directory(pair.target)
-    return pair
 
 
 def drawing_engine(pair: TrainedPair, rule: RejectionSampleMethod, **limits: Any) -> LLMEngine:

@@ -28,8 +28,7 @@ from peagle import (
     SpecConfig,
     load_engine,
 )
-from tests.builders.tokenizer import build_tokenizer_directory
-from tests.builders.trained_head import VOCAB_SIZE, TrainedPair, write_trained_pair
+from tests.builders.trained_head import VOCAB_SIZE, TrainedPair
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
@@ -67,14 +66,6 @@ class Answer:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     completion_tokens: int
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
-    """The two checkpoints, with a tokenizer beside the target."""
-    pair = write_trained_pair(tmp_path_factory.mktemp("pair"))
-    build_tokenizer_directory(pair.target)
-    return pair
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from peagle import FinishReason, LLMEngine
 from peagle.spec_config import SpecConfig, TreeSpec
 from tests.builders.engine import Answer, Arrival, make_engine, make_request, play
-from tests.builders.tokenizer import build_tokenizer_directory
-from tests.builders.trained_head import VOCAB_SIZE, TrainedPair, write_trained_pair
+from tests.builders.trained_head import VOCAB_SIZE, TrainedPair
 
 NUM_SCENARIOS = 40
 REQUESTS_PER_SCENARIO = 8
@@ -34,14 +33,6 @@ class Scenario:
     tree: TreeSpec
     limits: dict[str, Any]
     arrivals: tuple[Arrival, ...]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
-    """The two checkpoints, with a tokenizer beside the target."""
-    pair = write_trained_pair(tmp_path_factory.mktemp("pair"))
-    build_tokenizer_directory(pair.target)
-    return pair
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,11 @@ def test_the_load_decides_unless_somebody_has(values: dict[str, Any], is_adaptiv
         ({**HEAD, "method": "peagle", "parallel_drafting": False}, "drafts in parallel"),
         ({"method": "peagle"}, "sets method without `model`"),
         ({"draft_sample_method": "probabilistic"}, "without `model`"),
+        ({"adaptive_verification": True}, "without `model`"),
+        (
+            {**HEAD, "num_speculative_tokens": 5, "parallel_drafting_spec": {"num_branches": 2, "depth": 2}},
+            "leave num_speculative_tokens out",
+        ),
         ({**HEAD, "draft_sample_method": "warm"}, "greedy, probabilistic; got 'warm'"),
         ({**HEAD, "rejection_sample_method": "block"}, "draft_sample_method probabilistic"),
         ({**HEAD, "prompt_lookup_min": 2}, "belong to method ngram"),

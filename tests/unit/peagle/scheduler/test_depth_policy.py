@@ -31,7 +31,7 @@ def test_a_fixed_depth_verifies_everything() -> None:
     assert policy.num_to_verify(offers([0.1] * 3, [], [0.9]), num_other_rows=7) == [3, 0, 1]
     assert policy.num_to_propose(50) == 3
     assert policy.uses_head(0, 99)
-    assert not policy.gives_up_head(0, 99)
+    assert policy.without_head([0], 99) == []
 
 
 def test_the_table_goes_by_the_number_of_sequences() -> None:
@@ -90,8 +90,7 @@ def test_a_head_that_earns_nothing_is_given_up_but_for_probes() -> None:
     assert policy.gain(1) < 1.0
     used = [policy.uses_head(seq_id, 0) for seq_id in range(1, 161)]
     assert sum(used) == 10
-    assert policy.gives_up_head(1, 1)
-    assert not policy.gives_up_head(16, 1), "a probe goes on"
+    assert policy.without_head([1, 16, 17], 1) == [1, 17], "a probe goes on"
 
 
 def test_a_head_that_begins_to_pay_comes_back() -> None:
@@ -100,7 +99,7 @@ def test_a_head_that_begins_to_pay_comes_back() -> None:
     accept(policy, every=1)
     assert policy.gain(1) > 1.3
     assert policy.uses_head(1, 0)
-    assert not policy.gives_up_head(1, 1)
+    assert policy.without_head([1], 1) == []
 
 
 def test_a_head_may_pay_at_low_load_only() -> None:
