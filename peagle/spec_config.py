@@ -16,7 +16,7 @@ from peagle.errors import ConfigError
 MAX_NUM_SPECULATIVE_TOKENS = 32
 MAX_TREE_NODES = 64
 
-SpecMethod = Literal["eagle3", "peagle", "ngram", "suffix"]
+SpecMethod = Literal["eagle", "eagle3", "peagle", "ngram", "suffix"]
 DraftSampleMethod = Literal["greedy", "probabilistic"]
 RejectionSampleMethod = Literal["standard", "block"]
 

@@ -10,6 +10,9 @@ Owns the draw. Refuses to know how drafts are verified.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -21,6 +24,15 @@ from peagle.sampling.argmax import first_argmax
 from peagle.sampling.logits import at_least_float32
 from peagle.sampling.noise import Stream, row_key, step_key
 from peagle.sampling.race import as_int64, winners
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawn:
+    """Drafts of D sequences at some depths."""
+
+    token_ids: Tensor  # [D, depths] int64, target ids
+    confidences: Tensor  # [D, depths]
+    probs: Tensor  # [D, depths, V], what each was drawn from; all zero where it is certain
 
 
 class DrawnChain:
@@ -44,26 +56,35 @@ class DrawnChain:
 
     def propose(self, batch: DraftBatch, inputs: DraftInputs, picked: Picked) -> DraftProposal:
         """See `DraftChoice`."""
-        logits = picked["logits"][: len(inputs.drafting)]  # [D, K, V_d]
-        num_depths = logits.shape[1]
-        params = [batch.scheduled[index].params for index in inputs.drafting]
+        drawn = self.draw(batch, inputs.drafting, picked["logits"][: len(inputs.drafting)])
+        return DraftProposal(
+            indices=inputs.drafting,
+            draft_token_ids=without_unasked(drawn.token_ids, inputs),
+            confidences=drawn.confidences,
+            draft_probs=drawn.probs,
+        )
+
+    def draw(self, batch: DraftBatch, indices: Sequence[int], logits: Tensor, *, first_depth: int = 0) -> Drawn:
+        """Draw at some depths, for the entries `indices` of `batch.scheduled`, from logits [D, depths, V_d]."""
+        logits = at_least_float32(logits)
+        depths = range(first_depth, first_depth + logits.shape[1])
+        params = [batch.scheduled[index].params for index in indices]
         is_greedy = torch.tensor([one.is_greedy for one in params], dtype=torch.bool, device=logits.device)
         temperature = torch.tensor(
             [1.0 if one.is_greedy else one.temperature for one in params], dtype=logits.dtype, device=logits.device
         )
-        probs = (logits / temperature[:, None, None]).softmax(-1)  # [D, K, V_d]
+        probs = (logits / temperature[:, None, None]).softmax(-1)  # [D, depths, V_d]
         keys = torch.tensor(
-            [_keys(batch, index, num_depths) for index in inputs.drafting], dtype=torch.int64, device=logits.device
-        ).view(-1, 1)  # [D * K, 1]
-        rows = probs.flatten(0, 1)  # [D * K, V_d]
+            [_keys(batch, index, depths) for index in indices], dtype=torch.int64, device=logits.device
+        ).view(-1, 1)  # [D * depths, 1]
+        rows = probs.flatten(0, 1)  # [D * depths, V_d]
         drawn = winners(rows.double(), keys, self._target_ids.expand_as(rows)).view(probs.shape[:2])
         likeliest = first_argmax(logits.flatten(0, 1)).view(probs.shape[:2])
-        draft_ids = torch.where(is_greedy[:, None], likeliest, drawn)  # [D, K]
-        return DraftProposal(
-            indices=inputs.drafting,
-            draft_token_ids=without_unasked(self._head.to_target_ids(draft_ids), inputs),
+        draft_ids = torch.where(is_greedy[:, None], likeliest, drawn)  # [D, depths]
+        return Drawn(
+            token_ids=self._head.to_target_ids(draft_ids),
             confidences=probs.amax(-1),
-            draft_probs=self._over_target_vocab(probs * ~is_greedy[:, None, None]),
+            probs=self._over_target_vocab(probs * ~is_greedy[:, None, None]),
         )
 
     def _over_target_vocab(self, probs: Tensor) -> Tensor:
@@ -72,9 +93,9 @@ class DrawnChain:
         return whole.index_copy_(2, self._target_ids, probs)
 
 
-def _keys(batch: DraftBatch, index: int, num_depths: int) -> list[int]:
+def _keys(batch: DraftBatch, index: int, depths: range) -> list[int]:
     """Noise of the next step's drafts of one sequence."""
     scheduled = batch.scheduled[index]
     position = scheduled.start + scheduled.num_known_tokens + len(batch.output_token_ids[index])
     key = step_key(scheduled.seed, position, Stream.DRAFTS)
-    return [as_int64(row_key(key, depth)) for depth in range(num_depths)]
+    return [as_int64(row_key(key, depth)) for depth in depths]

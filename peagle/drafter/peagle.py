@@ -10,30 +10,17 @@ Owns the head, the pool and the pass. Refuses to know who owns which block, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from peagle.attention.backend import AttentionBackend
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
 from peagle.drafter.choice import DraftChoice, LikeliestChain, Picked
+from peagle.drafter.draft_tensors import DraftTensors, to_tensors
 from peagle.drafter.head import DraftHead
-from peagle.drafter.inputs import DraftInputs, DraftShape, IntArray, SlotGrid, SlotRules, build_inputs
+from peagle.drafter.inputs import DraftInputs, DraftShape, SlotRules, build_inputs
 from peagle.drafter.interface import DraftBatch, DraftProposal
 from peagle.kv_cache.storage import KVGeometry, KVStorage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DraftTensors:
-    """`DraftInputs` on the device."""
-
-    token_ids: Tensor  # [T] int64
-    feature_rows: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    attention: AttentionMetadata
-    logits_rows: Tensor  # [D, K] int64
 
 
 def kv_geometry(head: DraftHead, *, block_size: int, dtype: torch.dtype | None = None) -> KVGeometry:
@@ -100,17 +87,7 @@ class PEagleDrafter:
 
     def to_tensors(self, inputs: DraftInputs) -> DraftTensors:
         """The inputs on the head's device."""
-        positions = [grid.positions.ravel() for grid in inputs.grids]
-        return DraftTensors(
-            token_ids=self._to_device(inputs.token_ids),
-            feature_rows=self._to_device(inputs.feature_rows),
-            positions=self._to_device(np.concatenate(positions) if positions else np.empty(0, dtype=np.int64)),
-            attention=AttentionMetadata(
-                slot_mapping=self._to_device(inputs.slot_mapping),
-                groups=tuple(self._query_group(grid) for grid in inputs.grids),
-            ),
-            logits_rows=self._to_device(inputs.logits_rows),
-        )
+        return to_tensors(inputs, block_size=self.storage.block_size, dtype=self.head.dtype, device=self.head.device)
 
     def to_proposal(self, batch: DraftBatch, inputs: DraftInputs, picked: Picked) -> DraftProposal:
         """The drafts of a pass, without padding and what nobody asked for."""
@@ -183,15 +160,3 @@ class PEagleDrafter:
             logits_rows=logits_rows,
         )
         return self.draft(features, tensors)
-
-    def _query_group(self, grid: SlotGrid) -> QueryGroup:
-        return QueryGroup(
-            first_row=grid.first_row,
-            positions=self._to_device(grid.positions),
-            block_tables=self._to_device(grid.block_tables),
-            block_size=self.storage.block_size,
-            dtype=self.head.dtype,
-        )
-
-    def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self.head.device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""P-EAGLE drafting spelled out: the whole sequence from scratch, dense attention, no cache. Slow on purpose.
+"""Drafting spelled out: the whole sequence from scratch, dense attention, no cache. Slow on purpose.
 
-The truth that `peagle` is compared with after any history of acceptance, rejection, chunking and preemption: only the
-committed tokens and their features may matter. Owns nothing but the definition.
+The truth that `peagle` and `eagle3` are compared with after any history of acceptance, rejection, chunking and
+preemption: only the committed tokens and their features may matter. Owns nothing but the definition.
 """
 
 from __future__ import annotations
@@ -67,6 +67,28 @@ def reference_drafts(
     hidden = head(slot_tokens, fused, torch.arange(num_slots + num_masks), attend)
     return ReferenceDrafts(
         logits=head.logits(hidden[num_slots - 1 :]),
+        keys=[key[:num_slots] for key in attend.keys],
+        values=[value[:num_slots] for value in attend.values],
+    )
+
+
+@torch.no_grad()
+def reference_drafts_in_turn(
+    head: DraftHead, token_ids: Sequence[int], features: Tensor, num_speculative_tokens: int
+) -> ReferenceDrafts:
+    """As `reference_drafts`, one draft after the other: the whole sequence again for each of them."""
+    num_slots = len(token_ids) - 1
+    slot_tokens, fused = list(token_ids[1:]), head.fuse(features)
+    logits: list[Tensor] = []
+    attend = CausalAttention(scaling=head.scaling)
+    for _ in range(num_speculative_tokens):
+        attend = CausalAttention(scaling=head.scaling)
+        hidden = head(torch.tensor(slot_tokens), fused, torch.arange(len(slot_tokens)), attend)
+        logits.append(head.logits(hidden[-1:]))
+        slot_tokens.append(int(head.to_target_ids(logits[-1].argmax(-1))))
+        fused = torch.cat([fused, head.feed_back(hidden[-1:])])
+    return ReferenceDrafts(
+        logits=torch.cat(logits),
         keys=[key[:num_slots] for key in attend.keys],
         values=[value[:num_slots] for value in attend.values],
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peagle.config import DEFAULT_MODEL
@@ -16,7 +16,8 @@ from peagle.fetch import cache_dir, convert_default, ensure_default_model
 
 Report = Callable[[str], None]
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+_HUB_HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model*.bin")  # EAGLE-3 heads were long published as pickles
 
 
 def resolve_checkpoint(model: str, report: Report) -> Path:
@@ -40,13 +41,37 @@ def resolve_checkpoint(model: str, report: Report) -> Path:
         if not path.is_file():
             raise ModelLoadError(f"there is no file {path}")
         return _converted_gguf(path, report)
-    looks_like_a_path = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if looks_like_a_path:
+    if _looks_like_a_path(model):
         raise ModelLoadError(
             f"there is no directory {model}: give a checkpoint's directory, a .gguf file, a hub id such as "
             f"organisation/name, or {DEFAULT_MODEL}"
         )
-    return _from_hub(model, report)
+    return _from_hub(model, _HUB_FILES, report)
+
+
+def resolve_head(model: str, report: Report) -> Path:
+    """The directory of a draft head; fetches it first if it must.
+
+    Args:
+        model: a directory or a hub id (`organisation/name`).
+        report: called with one line before anything that takes time.
+
+    Raises:
+        ModelLoadError: there is no such head, or it can't be fetched.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if _looks_like_a_path(model):
+        raise ModelLoadError(
+            f"speculative_config.model must be the directory of a draft head, or a hub id such as organisation/name; "
+            f"{path} is none"
+        )
+    return _from_hub(model, _HUB_HEAD_FILES, report)
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith((".", "/", "~")) or model.count("/") != 1
 
 
 def _converted_gguf(path: Path, report: Report) -> Path:
@@ -73,12 +98,12 @@ def _converted_gguf(path: Path, report: Report) -> Path:
     return directory
 
 
-def _from_hub(model: str, report: Report) -> Path:
+def _from_hub(model: str, patterns: Sequence[str], report: Report) -> Path:
     from huggingface_hub import snapshot_download
 
     report(f"Looking for {model} in the hub's cache, and on the hub ...")
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # it lets the errors of its HTTP client through, whichever that is
         raise ModelLoadError(
             f"cannot get {model!r} from the hub ({type(error).__name__}): check the name and the network, or download "

@@ -6,6 +6,7 @@ after, its pool once the cache is sized. Refuses to know the head's layout (`dra
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,28 @@ from torch import Tensor
 from peagle.attention.sdpa import SdpaAttention
 from peagle.drafter.choice import DraftChoice, LikeliestChain
 from peagle.drafter.drawn_choice import DrawnChain
+from peagle.drafter.eagle3 import Eagle3Drafter
 from peagle.drafter.head import DraftHead
-from peagle.drafter.head_config import HeadConfig, TargetShape, read_head_config
+from peagle.drafter.head_config import HeadConfig, TargetShape
 from peagle.drafter.interface import Drafter
-from peagle.drafter.loader import SharedWeights, load_head
+from peagle.drafter.loader import SharedWeights, load_head, missing_tables, read_head_config
 from peagle.drafter.null import NullDrafter
 from peagle.drafter.peagle import PEagleDrafter, kv_geometry
 from peagle.drafter.tree_choice import TreeChoice
+from peagle.drafter.turn_choice import DrawnTurn, LikeliestTurn
+from peagle.engine.checkpoint import resolve_head
 from peagle.errors import ConfigError, ModelLoadError
 from peagle.kv_cache.storage import KVStorage
 from peagle.layers.linear import pack_linears
 from peagle.models.loader import Precision
 from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.input_batch import PaddingPolicy
-from peagle.spec_config import SpecConfig, TreeSpec
+from peagle.spec_config import MAX_NUM_SPECULATIVE_TOKENS, SpecConfig, TreeSpec
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_NUM_SPECULATIVE_TOKENS = 4
-_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _LM_HEAD, _FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +65,12 @@ class DrafterPlan:
 
     def load_head(self, target_directory: Path, precision: Precision) -> DraftHead | None:
         """Load the head's weights; None without one."""
-        if self.directory is None or self.target_shape is None:
+        if self.directory is None or self.target_shape is None or self.head_config is None:
             return None
         head = load_head(
             self.directory,
             target=self.target_shape,
-            shared=_shared_tables(self.directory, target_directory),
+            shared=_shared_weights(self.directory, self.head_config, target_directory),
             dtype=precision.compute_dtype,
             device=precision.device,
         )
@@ -78,28 +84,22 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
 
     Raises:
         ModelLoadError: there is no head there, or it does not fit the target.
+        ConfigError: the head cannot draft in the way that is asked for.
     """
-    _refuse_unserved(spec)
     if spec.model is None:
         return DrafterPlan(num_speculative_tokens=0)
-    directory = Path(spec.model).expanduser()
-    if not directory.is_dir():
-        raise ModelLoadError(f"speculative_config.model must be the directory of a draft head; {directory} is none")
+    directory = resolve_head(spec.model, logger.info)
     shape = TargetShape(
         num_layers=model_config.num_hidden_layers,
         hidden_size=model_config.hidden_size,
         vocab_size=model_config.vocab_size,
+        final_norm_eps=_final_norm_eps(model_config),
     )
-    config = read_head_config(directory / "config.json", shape)
-    if not config.is_parallel:
-        raise ModelLoadError(
-            "the draft head names no mask token, so it drafts one token after the other (EAGLE-3), which is not served "
-            "yet; use a P-EAGLE head"
-        )
+    config = read_head_config(directory, shape)
+    _check_way(spec, config)
     tree = spec.parallel_drafting_spec
-    own = config.num_speculative_tokens or _DEFAULT_NUM_SPECULATIVE_TOKENS
     return DrafterPlan(
-        num_speculative_tokens=spec.num_speculative_tokens or own if tree is None else tree.num_nodes,
+        num_speculative_tokens=_num_speculative_tokens(spec, config) if tree is None else tree.num_nodes,
         tree=tree,
         draws_drafts=spec.draft_sample_method == "probabilistic",
         directory=directory,
@@ -108,14 +108,56 @@ def plan_drafter(spec: SpecConfig, model_config: Any) -> DrafterPlan:
     )
 
 
-def _refuse_unserved(spec: SpecConfig) -> None:
-    unserved = {
-        "parallel_drafting false": spec.parallel_drafting is False,
-        "method eagle3 without parallel_drafting true": spec.method == "eagle3" and spec.parallel_drafting is None,
+def _num_speculative_tokens(spec: SpecConfig, config: HeadConfig) -> int:
+    if spec.num_speculative_tokens is not None:
+        return spec.num_speculative_tokens
+    chosen, source = config.num_speculative_tokens, "the draft head's config.json"
+    if chosen is None:
+        chosen, source = _DEFAULT_NUM_SPECULATIVE_TOKENS, "the default, as the draft head's config.json names none"
+    if chosen > MAX_NUM_SPECULATIVE_TOKENS:
+        raise ModelLoadError(
+            f"the draft head's config.json asks for {chosen} drafts, and at most {MAX_NUM_SPECULATIVE_TOKENS} are "
+            "verified in a step: set num_speculative_tokens"
+        )
+    logger.info("num_speculative_tokens: %d (%s)", chosen, source)
+    return chosen
+
+
+def _final_norm_eps(model_config: Any) -> float | None:
+    """Epsilon of the target's final norm; None if it is no plain RMSNorm (Gemma's weights count from 1)."""
+    if str(model_config.model_type).startswith("gemma"):
+        return None
+    eps: float | None = getattr(model_config, "rms_norm_eps", None)
+    return eps
+
+
+def _check_way(spec: SpecConfig, config: HeadConfig) -> None:
+    """A head drafts in the way it was trained for; in the other it would draft badly and say nothing."""
+    family = "eagle" if config.merges_embedding else "eagle3"
+    if spec.method in ("eagle", "eagle3") and spec.method != family:
+        raise ConfigError(
+            f"speculative_config: the draft head is of method {family}, not of method {spec.method}: leave method out"
+        )
+    if config.is_parallel:
+        if spec.parallel_drafting is False:
+            raise ConfigError(
+                "speculative_config: parallel_drafting is false, but the draft head was trained to draft in parallel "
+                "(it has mask_hidden); one token after the other it would be right about the first draft only. Leave "
+                "parallel_drafting out, or use an EAGLE-3 head"
+            )
+        return
+    reason = "the draft head has no mask_hidden: it is a plain EAGLE head, which drafts one token after the other"
+    needs_parallel = {
+        "parallel_drafting true": spec.parallel_drafting is True,
+        "method peagle": spec.method == "peagle",
+        "parallel_drafting_spec": spec.parallel_drafting_spec is not None,
     }
-    for name, is_asked_for in unserved.items():
+    for name, is_asked_for in needs_parallel.items():
         if is_asked_for:
-            raise ConfigError(f"speculative_config: {name} is not served yet")
+            raise ConfigError(
+                f"speculative_config: {name} needs a head that drafts in parallel; {reason}. Leave it out, or use a "
+                "P-EAGLE head"
+            )
 
 
 def _choice(plan: DrafterPlan, head: DraftHead) -> DraftChoice:
@@ -151,6 +193,15 @@ def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes
         num_blocks=sizes.num_blocks,
         geometry=kv_geometry(head, block_size=sizes.block_size),
     )
+    if not head.is_parallel:
+        return Eagle3Drafter(
+            head=head,
+            attention=SdpaAttention(),
+            num_speculative_tokens=plan.num_depths,
+            storage=storage,
+            max_model_len=sizes.max_model_len,
+            choice=DrawnTurn(head) if plan.draws_drafts else LikeliestTurn(head),
+        )
     drafter = PEagleDrafter(
         head=head,
         attention=SdpaAttention(),
@@ -162,14 +213,18 @@ def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes
     return GraphedDrafter(drafter, padding=sizes.padding, capture=sizes.capture)
 
 
-def _shared_tables(head_directory: Path, target_directory: Path) -> SharedWeights | None:
-    """The target's tables, read only if the head leaves one out."""
-    names = {name.removeprefix("model.") for path in head_directory.glob("*.safetensors") for name in _names(path)}
-    if {"embed_tokens.weight", "lm_head.weight"} <= names:
+def _shared_weights(directory: Path, config: HeadConfig, target_directory: Path) -> SharedWeights | None:
+    """The target's weights that the head leaves to it; None if there are none."""
+    missing = missing_tables(directory)
+    if not missing and not config.reads_last_hidden:
         return None
     embedding = _read_tensor(target_directory, _EMBEDDING)
     lm_head = _read_tensor(target_directory, _LM_HEAD)
-    return SharedWeights(embed_tokens=embedding, lm_head=embedding if lm_head is None else lm_head)
+    return SharedWeights(
+        embed_tokens=embedding,
+        lm_head=embedding if lm_head is None else lm_head,
+        final_norm=_read_tensor(target_directory, _FINAL_NORM),
+    )
 
 
 def _names(path: Path) -> list[str]:

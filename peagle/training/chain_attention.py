@@ -43,6 +43,13 @@ class ChainAttention:
         cache.chain_values.append(value)
         return self._attend_to_chain(query, cache)
 
+    def keep(self, places: Tensor) -> None:
+        """Go on with some of the anchors, by index or flag."""
+        self.anchors = self.anchors[places]
+        for cache in self._layers:
+            cache.chain_keys = [key[places] for key in cache.chain_keys]
+            cache.chain_values = [value[places] for value in cache.chain_values]
+
     def _attend_causally(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (rows.transpose(0, 1)[None] for rows in (query, key, value))  # [1, heads, num_slots, head_dim]
         output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling, enable_gqa=True)

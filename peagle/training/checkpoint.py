@@ -127,7 +127,8 @@ class CheckpointStore:
         """Go back to the newest checkpoint; the beginning if there is none.
 
         Raises:
-            ConfigError: it belongs to another target, data or head, or cannot be read.
+            ConfigError: it belongs to another target, data or head, or to a run that trains other weights, or cannot be
+            read.
         """
         found = checkpoints_in(self._directory)
         if not found:
@@ -140,6 +141,12 @@ class CheckpointStore:
                 "directory"
             )
         parameters = dict(head.named_parameters())
+        changed = {name for name, parameter in parameters.items() if parameter.requires_grad} ^ state["trained"].keys()
+        if changed:
+            raise ConfigError(
+                f"{found[-1]} was made by training other weights, which differ in {', '.join(sorted(changed))}: set "
+                "train_embeddings and train_lm_head as they were, or use another output directory"
+            )
         with torch.no_grad():
             for name, tensor in state["trained"].items():
                 parameters[name].copy_(tensor)

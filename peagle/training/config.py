@@ -50,6 +50,10 @@ class HeadOptions:
     norm_taps: tuple[int, ...] = option((0, 1), "taps that are RMS-normed, by place; the last one starts as the input")
     mask_token_id: int | None = option(None, "token of mask slots; default: a special token that no data has")
     from_target: bool = option(True, "start from the target's last layers instead of random numbers")
+    train_embeddings: bool = option(
+        False, "learn the embeddings too, the mask token's with them; the head's file has to hold them then"
+    )
+    train_lm_head: bool = option(False, "learn the lm_head too; the head's file has to hold it then")
     start_from: Path | None = option(
         None, "start from the trained weights and the draft vocabulary of this run's last checkpoint"
     )
@@ -61,6 +65,7 @@ class HeadOptions:
         _check(self.layers >= 1, f"layers must be at least 1, got {self.layers}")
         _check(1 <= self.depth <= 32, f"depth must be between 1 and 32, got {self.depth}")
         _check(self.draft_vocab_size >= 2, f"draft_vocab_size must be at least 2, got {self.draft_vocab_size}")
+        _check(len(set(self.norm_taps)) == len(self.norm_taps), f"norm_taps {list(self.norm_taps)} names a place twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ class OptimiserOptions:
         _check(self.learning_rate > 0.0, f"learning_rate must be positive, got {self.learning_rate}")
         _check(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         _check(min(self.warmup_steps, self.decay_steps) >= 0, "warmup_steps and decay_steps must not be negative")
+        _check(self.weight_decay >= 0.0, f"weight_decay must not be negative, got {self.weight_decay}")
+        _check(self.max_grad_norm > 0.0, f"max_grad_norm must be positive, got {self.max_grad_norm}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +118,7 @@ class RunOptions:
     keep_checkpoints: int = option(2, "newest checkpoints that are kept")
     log_interval: int = option(20, "steps between entries of metrics.jsonl")
     eval_interval: int = option(200, "steps between measurements on held-out conversations")
-    eval_limit: int = option(32, "held-out conversations that are measured")
+    eval_limit: int = option(32, "held-out conversations that are measured; 0: none")
     compute_dtype: ComputeDtype = option("bfloat16", "type of matrix products; weights are kept in float32")
     num_threads: int | None = option(None, "CPU threads; default: one for each core")
     seed: int = option(0, "of order, dropped positions and random weights")
@@ -119,6 +126,11 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name in ("max_tokens", "checkpoint_interval", "keep_checkpoints", "log_interval", "eval_interval"):
             _check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("eval_limit", "seed"):
+            _check(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        _check(
+            self.num_threads is None or self.num_threads >= 1, f"num_threads must be at least 1, got {self.num_threads}"
+        )
         _check(
             self.compute_dtype in get_args(ComputeDtype),
             f"compute_dtype must be one of {', '.join(get_args(ComputeDtype))}; got {self.compute_dtype!r}",

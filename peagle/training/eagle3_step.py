@@ -100,6 +100,6 @@ def unrolled_states(head: DraftHead, token_ids: Tensor, features: Tensor, elemen
     for depth, wanted in enumerate(by_depth[1:], start=1):
         # Chains that have ended go on with any token: nobody looks at them again.
         tokens = token_ids[(anchors + depth + 1).clamp_max(len(token_ids) - 1)]
-        states = head(tokens, states, anchors + depth, attend)
+        states = head(tokens, head.feed_back(states), anchors + depth, attend)
         judged.append(states[torch.from_numpy(np.searchsorted(begins, wanted)).to(device)])
     return torch.cat(judged)

@@ -2,7 +2,8 @@
 
 A head that starts as a piece of its target has a language model's habits from the first step. The first layer is wider
 than the target's; the half that reads the embedding starts near zero. Embeddings and lm_head are the target's own rows
-and stay frozen, so that a head's file need not hold them. Owns the start. Refuses to know how the head is trained.
+and stay frozen, so that a head's file need not hold them, unless the options say otherwise. Owns the start. Refuses to
+know how the head is trained.
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ def head_config(target: Any, options: HeadOptions, *, mask_token_id: int | None)
 
 
 def build_head(
-    target: Any, config: HeadConfig, vocabulary: DraftVocabulary, *, from_target: bool, seed: int
+    target: Any, config: HeadConfig, vocabulary: DraftVocabulary, *, options: HeadOptions, seed: int
 ) -> DraftHead:
     """A head in float32 on the target's device; only what is to be trained requires a gradient."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = DraftHead(config)
-        _fill(head, target, vocabulary, from_target=from_target)
-    head.embed_tokens.requires_grad_(False)
-    head.lm_head.requires_grad_(False)
+        _fill(head, target, vocabulary, from_target=options.from_target)
+    head.embed_tokens.requires_grad_(options.train_embeddings)
+    head.lm_head.requires_grad_(options.train_lm_head)
     return head.to(target.device)
 
 

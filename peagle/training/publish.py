@@ -7,19 +7,16 @@ Owns what goes into the files, and the check that nothing is left out that was t
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peagle.drafter.export import save_flat
+from peagle.drafter.export import save_flat, save_speculators
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import TargetShape
 from peagle.drafter.loader import SharedWeights, load_head
@@ -27,7 +24,6 @@ from peagle.errors import ConfigError, ModelLoadError
 from peagle.models.loader import read_model_config
 
 _DTYPE = torch.bfloat16
-_WEIGHTS = "model.safetensors"
 
 
 class SharedTable(Enum):
@@ -35,6 +31,13 @@ class SharedTable(Enum):
 
     EMBEDDINGS = "embed_tokens.weight"
     LM_HEAD = "lm_head.weight"
+
+
+class Layout(Enum):
+    """How the files are laid out."""
+
+    FLAT = "flat"
+    SPECULATORS = "speculators"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,14 @@ class PublishConfig:
         target: checkpoint of the target that it was trained for.
         leave_out: tables that servers take from the target instead. It makes the file much smaller; the mask token's
             embedding is then the target's row too.
+        layout: of the files.
     """
 
     checkpoint: Path
     target: Path
     output: Path
     leave_out: frozenset[SharedTable] = frozenset()
+    layout: Layout = Layout.FLAT
 
     def __post_init__(self) -> None:
         if self.output.resolve() == self.checkpoint.resolve():
@@ -73,7 +78,9 @@ def publish(config: PublishConfig) -> Path:
     )
     tables = read_target_tables(config.target)
     head = load_head(find_head(config.checkpoint), target=shape, shared=tables)
-    return publish_head(head, config.output, shape=shape, tables=tables, leave_out=config.leave_out)
+    for table in sorted(config.leave_out, key=lambda one: one.value):
+        _check_untrained(head, table, tables)
+    return _write(head, config, shape=shape, tables=tables)
 
 
 def find_head(checkpoint: Path) -> Path:
@@ -89,29 +96,20 @@ def find_head(checkpoint: Path) -> Path:
     return found[-1]
 
 
-def publish_head(
-    head: DraftHead,
-    output: Path,
-    *,
-    shape: TargetShape,
-    tables: SharedWeights,
-    leave_out: Collection[SharedTable] = (),
-) -> Path:
-    """Write a head in memory, which is not changed. See `publish`.
-
-    The files appear in `output` only once they have been read back and are the same head.
-    """
-    for table in sorted(leave_out, key=lambda one: one.value):
-        _check_untrained(head, table, tables)
+def _write(head: DraftHead, config: PublishConfig, *, shape: TargetShape, tables: SharedWeights) -> Path:
+    """The files appear in the output only once they have been read back and are the same head."""
+    output = config.output
     rounded = copy.deepcopy(head).to(_DTYPE)
+    names = {table.value for table in config.leave_out}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as name:
-        directory = save_flat(rounded, name)
-        _drop(directory / _WEIGHTS, {table.value for table in leave_out})
+        if config.layout is Layout.SPECULATORS:
+            directory = save_speculators(rounded, name, verifier=config.target.name, leave_out=names)
+        else:
+            directory = save_flat(rounded, name, leave_out=names)
         _check_same(load_head(directory, target=shape, shared=tables, dtype=_DTYPE), rounded)
         output.mkdir(exist_ok=True)
         for path in directory.iterdir():
-            shutil.copymode(directory / "config.json", path)  # safetensors makes files that only their owner reads
             path.replace(output / path.name)
     return output
 
@@ -146,13 +144,11 @@ def _check_untrained(head: DraftHead, table: SharedTable, tables: SharedWeights)
         )
 
 
-def _drop(path: Path, names: Collection[str]) -> None:
-    kept = {name: tensor for name, tensor in load_file(path).items() if name not in names}
-    save_file(kept, path, metadata={"format": "pt"})
-
-
 def _check_same(again: DraftHead, written: DraftHead) -> None:
     expected = written.state_dict()
     different = [name for name, tensor in again.state_dict().items() if not torch.equal(tensor, expected[name].cpu())]
-    if again.config != written.config or different:
+    config = written.config
+    if config.num_speculative_tokens is None:  # a layout may have to name some number
+        config = replace(config, num_speculative_tokens=again.config.num_speculative_tokens)
+    if again.config != config or different:
         raise ModelLoadError(f"the written head does not read back as it was: {', '.join(different) or 'config.json'}")

@@ -103,15 +103,21 @@ class Trainer:
                 bar.update(self._progress.num_tokens - before)
                 if self._progress.step % options.log_interval == 0:
                     bar.set_postfix_str(self._log_progress())
-                if self._progress.step % options.eval_interval == 0:
-                    self._measure()
-                if self._progress.step % options.checkpoint_interval == 0:
-                    self._save()
+                self._pause()
         self._measure()
         self._save()
         return TrainResult(
             progress=self._progress, checkpoint=self._checkpoint, acceptance_length=self._acceptance_length
         )
+
+    def _pause(self) -> None:
+        """What is done between two steps, which does not count as training in `tokens_per_s`."""
+        options, begin = self._config.run, time.monotonic()
+        if self._progress.step % options.eval_interval == 0:
+            self._measure()
+        if self._progress.step % options.checkpoint_interval == 0:
+            self._save()
+        self._report_start += time.monotonic() - begin
 
     def _step(self) -> None:
         workshop, options = self._workshop, self._config.optimiser

@@ -85,6 +85,7 @@ def prepare(config: TrainConfig, group: ProcessGroup, argv: Sequence[str] = ()) 
     )
     mask_token_id = choose_mask_token(wanted, tokenizer, dataset) if method.has_mask else None
     geometry = head_config(target, config.head, mask_token_id=mask_token_id)
+    _check_lengths(dataset, geometry)
     if begin is not None:
         begin.check_fits(geometry, target=fingerprint, method=config.head.method)
     vocabulary = _draft_vocabulary(dataset, tokenizer, geometry, begin)
@@ -92,7 +93,7 @@ def prepare(config: TrainConfig, group: ProcessGroup, argv: Sequence[str] = ()) 
         logger.info("%s", dataset.summary())
         logger.info("%s", vocabulary.summary())
     cache = _feature_cache(config, target, geometry, fingerprint)
-    head = build_head(target, geometry, vocabulary, from_target=config.head.from_target, seed=config.run.seed)
+    head = build_head(target, geometry, vocabulary, options=config.head, seed=config.run.seed)
     if begin is None:
         start_mask(head, [cache.get(example).features for example in dataset.train[:4]])
     else:
@@ -135,12 +136,23 @@ def choose_mask_token(wanted: int | None, tokenizer: Tokenizer, dataset: Dataset
     return free[-1]
 
 
+def _check_lengths(dataset: Dataset, geometry: HeadConfig) -> None:
+    longest = max(len(one.token_ids) for one in (*dataset.train, *dataset.held_out))
+    if longest > geometry.max_position_embeddings:
+        raise ConfigError(
+            f"a conversation has {longest:,} tokens, but the target reads {geometry.max_position_embeddings:,}: what "
+            "it makes of the rest is of no use; set max_length to no more than it reads"
+        )
+
+
 def _feature_cache(config: TrainConfig, target: Any, geometry: HeadConfig, fingerprint: str) -> FeatureCache:
     options = config.data_options
     extractor = FeatureExtractor(
         target, aux_layer_ids=geometry.aux_layer_ids, num_soft_targets=options.num_soft_targets
     )
     name = f"{fingerprint}-{'-'.join(map(str, geometry.aux_layer_ids))}-{options.num_soft_targets}"
+    if config.run.compute_dtype == "float32":  # the target computes other features then
+        name += "-float32"
     return FeatureCache(
         extractor,
         directory=None if options.cache_dir is None else options.cache_dir / name,

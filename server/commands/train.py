@@ -17,6 +17,7 @@ from peagle.errors import ConfigError
 _EVAL_ANSWERS = ("target", "recorded")
 _METHODS = ("peagle", "eagle3")
 _SHARED_TABLES = ("embeddings", "lm-head")
+_LAYOUTS = ("flat", "speculators")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -170,15 +171,24 @@ def _add_export(steps: Any) -> None:
         metavar="TABLE",
         help=f"take this from the target when serving: {', '.join(_SHARED_TABLES)} (only what was not trained)",
     )
+    parser.add_argument(
+        "--layout", choices=_LAYOUTS, default="flat", help="flat (as Amazon's heads), or speculators' (%(default)s)"
+    )
     parser.set_defaults(run=_export)
 
 
 def _export(args: argparse.Namespace) -> int:
-    from peagle.training.publish import PublishConfig, SharedTable, publish
+    from peagle.training.publish import Layout, PublishConfig, SharedTable, publish
 
     leave_out = frozenset(SharedTable[name.upper().replace("-", "_")] for name in args.leave_out)
     directory = publish(
-        PublishConfig(checkpoint=args.checkpoint, target=args.target, output=args.output, leave_out=leave_out)
+        PublishConfig(
+            checkpoint=args.checkpoint,
+            target=args.target,
+            output=args.output,
+            leave_out=leave_out,
+            layout=Layout(args.layout),
+        )
     )
     sys.stdout.write(f"{directory}\n")
     return 0

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig
+from peagle.drafter.merging_head import make_head
 
 TINY_TARGET: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 32, "vocab_size": 300}
 
@@ -117,7 +118,7 @@ def tiny_head(*, seed: int = 0, dtype: torch.dtype = torch.float64, **overrides:
         "max_position_embeddings": 512,
     }
     torch.manual_seed(seed)
-    head = DraftHead(HeadConfig(**(fields | overrides))).to(dtype)
+    head = make_head(HeadConfig(**(fields | overrides))).to(dtype)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, dtype=dtype) * 0.2 + (1.0 if parameter.dim() == 1 else 0.0))

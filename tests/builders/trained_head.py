@@ -35,6 +35,14 @@ class TrainedPair:
     head: Path
 
 
+def write_eagle3_pair(directory: Path, *, seed: int = 0) -> TrainedPair:
+    """As `write_trained_pair`, with a plain EAGLE-3 head. Its first drafts are good, and the others less and less."""
+    target = build_target(seed)
+    head = train_first_drafts(target, seed=seed)
+    target.save_pretrained(str(directory / "target"))
+    return TrainedPair(target=directory / "target", head=save_flat(head, directory / "head"))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Continuations:
     """Sequences that the target wrote after random prompts."""
@@ -127,3 +135,39 @@ def training_labels(batch: Continuations) -> Tensor:
     """The target's most likely token where each draft stands: [B, DEPTH, num_anchors]."""
     num_anchors = SEQ_LEN - DEPTH
     return torch.stack([batch.next_token_ids[:, depth + 1 : depth + 1 + num_anchors] for depth in range(DEPTH)], 1)
+
+
+def train_first_drafts(target: Any, *, seed: int = 0, num_steps: int = 80) -> DraftHead:
+    """Train an EAGLE-3 head of one layer on real slots alone: what it feeds itself later is new to it."""
+    head = tiny_head(
+        seed=seed,
+        dtype=torch.float32,
+        num_hidden_layers=1,
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+        mask_token_id=None,
+    )
+    head.requires_grad_(True)
+    data = [write_continuations(target, num_seqs=64, seed=seed + i, temperature=1.0 * (i % 2)) for i in range(4)]
+    optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
+    for step in range(num_steps):
+        batch = data[step % len(data)]
+        loss = F.cross_entropy(_first_draft_logits(head, batch), batch.next_token_ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    return head.requires_grad_(False)
+
+
+def _first_draft_logits(head: DraftHead, batch: Continuations) -> Tensor:
+    """Of every real slot of every sequence: [B * (S - 1), V_d]."""
+    num_seqs, num_slots = batch.token_ids.shape[0], SEQ_LEN - 1
+
+    def attend(layer_index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (rows.view(num_seqs, -1, *rows.shape[1:]).transpose(1, 2) for rows in (query, key, value))
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=head.scaling, enable_gqa=True)
+        return output.transpose(1, 2).flatten(0, 1)
+
+    fused = head.fuse(batch.features[:, :-1]).flatten(0, 1)
+    positions = torch.arange(num_slots).repeat(num_seqs)
+    return head.logits(head(batch.token_ids[:, 1:].flatten(), fused, positions, attend))

@@ -73,7 +73,7 @@ def test_the_load_decides_unless_somebody_has(values: dict[str, Any], is_adaptiv
         ({**HEAD, "num_speculative_tokens": 33}, "between 0 and 32, got 33"),
         ({**HEAD, "num_speculative_tokens": 0}, "leave `model` out"),
         ({"num_speculative_tokens": 4}, "without a draft head"),
-        ({**HEAD, "method": "medusa"}, "must be one of eagle3, peagle, ngram, suffix; got 'medusa'"),
+        ({**HEAD, "method": "medusa"}, "must be one of eagle, eagle3, peagle, ngram, suffix; got 'medusa'"),
         ({**HEAD, "method": "peagle", "parallel_drafting": False}, "drafts in parallel"),
         ({"method": "peagle"}, "sets method without `model`"),
         ({"draft_sample_method": "probabilistic"}, "without `model`"),

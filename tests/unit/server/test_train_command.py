@@ -83,6 +83,9 @@ def test_export_prints_where_the_head_is(tmp_path: Path, capsys: pytest.CaptureF
     assert main(words) == 0
     assert capsys.readouterr().out == f"{output}\n"
     assert load_file(output / "model.safetensors")["fc.weight"].dtype == torch.bfloat16
+    assert main([*words, "--layout", "speculators"]) == 0
+    assert json.loads((output / "config.json").read_text())["speculators_model_type"] == "peagle"
+    capsys.readouterr()
     assert main([*words, "--leave-out", "embeddings", "lm-head"]) == 2
     assert "embed_tokens.weight cannot be left out: it was trained" in capsys.readouterr().err
 

@@ -128,6 +128,17 @@ def test_a_reduced_vocabulary_may_share_the_targets_rows(tmp_path: Path) -> None
         (lambda t: t.pop("layers.1.mlp.up_proj.weight"), r"missing tensors: layers\.1\.mlp\.up_proj\.weight"),
         (lambda t: t.pop("midlayer.hidden_norm.weight"), r"missing tensors: midlayer\.hidden_norm\.weight"),
         (lambda t: t.update(extra=torch.zeros(1)), "unknown tensors: extra"),
+        (lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}), r"unknown tensors: fc_norm\.0\.weight"),
+        (lambda t: t.update({"fc.weight_scale": torch.ones(1)}), r"unknown tensors: fc\.weight_scale"),
+        (
+            lambda t: t.update({"layers.1.self_attn.q_proj.lora_A.weight": torch.ones(1)}),
+            r"unknown tensors: layers\.1\.self_attn\.q_proj\.lora_A\.weight",
+        ),
+        (
+            lambda t: t.update({"layers.1.self_attn.q_proj.bias": torch.ones(32)}),
+            r"unknown tensors: layers\.1\.self_attn\.q_proj\.bias",
+        ),
+        (lambda t: t.update({"fc.weight": torch.zeros(32, 64)}), r"fc\.weight has the shape \[32, 64\].*\[32, 96\]"),
         (
             lambda t: t.update({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}),
             r"midlayer\.self_attn\.q_proj\.weight has the shape \[32, 32\], but config.json asks for \[32, 64\]",
@@ -143,9 +154,17 @@ def test_refused_by_name(tmp_path: Path, change: Callable[[dict[str, Tensor]], o
         load_head(tmp_path, target=TARGET)
 
 
+def test_a_mask_without_its_token_is_refused(tmp_path: Path) -> None:
+    write_tiny_head(tmp_path, TINY_TARGET, ptd_token_id=None)
+    with pytest.raises(
+        ModelLoadError, match=r"has mask_hidden, but its config\.json names no mask token \(ptd_token_id"
+    ):
+        load_head(tmp_path, target=TARGET)
+
+
 def test_no_weights(tmp_path: Path) -> None:
-    (write_tiny_head(tmp_path, TINY_TARGET) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match="convert them to safetensors"):
+    (write_tiny_head(tmp_path, TINY_TARGET) / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"neither \*\.safetensors nor pytorch_model\.bin"):
         load_head(tmp_path, target=TARGET)
 
 

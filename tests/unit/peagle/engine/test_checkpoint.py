@@ -11,7 +11,7 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 
-from peagle.engine.checkpoint import resolve_checkpoint
+from peagle.engine.checkpoint import resolve_checkpoint, resolve_head
 from peagle.errors import ModelLoadError
 from peagle.fetch import convert_default
 from peagle.text import Tokenizer
@@ -129,3 +129,27 @@ def test_a_hub_id_in_the_cache_needs_no_network(
     assert directory == snapshot
     assert len(lines) == 1
     assert json.loads((directory / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_a_head_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights may be a pickle, which is not fetched of a target."""
+    calls: list[tuple[str, list[str]]] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        calls.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    lines: list[str] = []
+    assert resolve_head("somebody/a-head", lines.append) == tmp_path
+    assert resolve_checkpoint("somebody/a-model", lines.append) == tmp_path
+    assert [name for name, _ in calls] == ["somebody/a-head", "somebody/a-model"]
+    assert ["pytorch_model*.bin" in patterns for _, patterns in calls] == [True, False]
+    assert "somebody/a-head" in lines[0]
+
+
+def test_a_heads_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert resolve_head(f"~/{tmp_path.name}", lambda line: None) == tmp_path
+    with pytest.raises(ModelLoadError, match=r"must be the directory of a draft head, or a hub id .*nothing is none"):
+        resolve_head(str(tmp_path / "nothing"), lambda line: None)

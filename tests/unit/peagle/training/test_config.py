@@ -23,6 +23,7 @@ from tests.unit.peagle.training.tiny_run import command_line, tiny_config
         (HeadOptions, "layers", 0),
         (HeadOptions, "depth", 33),
         (HeadOptions, "draft_vocab_size", 1),
+        (HeadOptions, "norm_taps", (0, 0)),
         (LossOptions, "loss", "mse"),
         (LossOptions, "depth_decay", 0.0),
         (LossOptions, "retention", 1.5),
@@ -31,8 +32,13 @@ from tests.unit.peagle.training.tiny_run import command_line, tiny_config
         (OptimiserOptions, "learning_rate", 0.0),
         (OptimiserOptions, "batch_size", 0),
         (OptimiserOptions, "warmup_steps", -1),
+        (OptimiserOptions, "weight_decay", -0.1),
+        (OptimiserOptions, "max_grad_norm", 0.0),
         (RunOptions, "max_tokens", 0),
         (RunOptions, "checkpoint_interval", 0),
+        (RunOptions, "eval_limit", -1),
+        (RunOptions, "seed", -1),
+        (RunOptions, "num_threads", 0),
         (RunOptions, "compute_dtype", "float16"),
     ],
 )
@@ -42,7 +48,9 @@ def test_a_value_out_of_range_is_named(group: type, name: str, value: Any) -> No
 
 
 def test_flags_say_what_fields_say(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, cache_dir=tmp_path / "cache", from_target=False, start_from=tmp_path / "x")
+    config = tiny_config(
+        tmp_path, cache_dir=tmp_path / "cache", from_target=False, train_lm_head=True, start_from=tmp_path / "x"
+    )
     assert to_config(build_parser().parse_args(command_line(config))) == config
 
 

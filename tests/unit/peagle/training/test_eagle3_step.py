@@ -32,7 +32,7 @@ def chain_states(head: DraftHead, one: Conversation, anchor: int, depth: int) ->
         tokens, positions = one.token_ids[1 : anchor + d + 2], torch.arange(anchor + d + 1)
         hidden = head(tokens, fused, positions, CausalAttention(scaling=head.scaling))
         states.append(hidden[-1])
-        fused = torch.cat([fused, hidden[-1:]])
+        fused = torch.cat([fused, head.norm(hidden[-1:]) if head.config.norm_output else hidden[-1:]])
     return torch.stack(states)
 
 
@@ -43,11 +43,11 @@ def test_judged_elements_are_chains_of_judged_slots() -> None:
     assert pairs == [(1, 0), (2, 0), (4, 0), (0, 1), (1, 1), (3, 1), (0, 2)]
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(("num_layers", "norm_output"), [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("num_tokens", [3, 5, 21])
-def test_every_chain_equals_drafting_in_turn(num_layers: int, num_tokens: int) -> None:
+def test_every_chain_equals_drafting_in_turn(num_layers: int, norm_output: bool, num_tokens: int) -> None:
     head, one = (
-        tiny_head(num_hidden_layers=num_layers),
+        tiny_head(num_hidden_layers=num_layers, norm_output=norm_output),
         random_conversation(num_tokens, seed=num_tokens, num_prompt_tokens=0),
     )
     elements = judged_elements(read_lesson(one.example, one.features, target_to_draft()).is_judged, depth=DEPTH)

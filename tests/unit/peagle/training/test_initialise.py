@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,10 +19,11 @@ OPTIONS = HeadOptions(layers=2, draft_vocab_size=50, taps=(1, 2, 3))
 VOCABULARY = build_draft_vocabulary(torch.arange(300), 50, always=(0,))
 
 
-def build(*, seed: int = 0, from_target: bool = True, family: str = "llama") -> tuple[DraftHead, torch.nn.Module]:
+def build(*, seed: int = 0, family: str = "llama", **changes: Any) -> tuple[DraftHead, torch.nn.Module]:
     target = build_model(family, dtype=torch.float32)
-    config = head_config(target, OPTIONS, mask_token_id=7)
-    return build_head(target, config, VOCABULARY, from_target=from_target, seed=seed), target
+    options = dataclasses.replace(OPTIONS, **changes)
+    config = head_config(target, options, mask_token_id=7)
+    return build_head(target, config, VOCABULARY, options=options, seed=seed), target
 
 
 def test_tables_are_the_targets_own_and_frozen() -> None:
@@ -28,8 +32,16 @@ def test_tables_are_the_targets_own_and_frozen() -> None:
     assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)  # type: ignore[operator]
     assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight[chosen])  # type: ignore[operator]
     assert torch.equal(head.to_target_ids(torch.arange(50)), chosen)
-    frozen = {name for name, parameter in head.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"embed_tokens.weight", "lm_head.weight"}
+    assert frozen_in(head) == {"embed_tokens.weight", "lm_head.weight"}
+
+
+def test_either_table_can_be_trained() -> None:
+    assert frozen_in(build(train_embeddings=True)[0]) == {"lm_head.weight"}
+    assert frozen_in(build(train_lm_head=True)[0]) == {"embed_tokens.weight"}
+
+
+def frozen_in(head: DraftHead) -> set[str]:
+    return {name for name, parameter in head.named_parameters() if not parameter.requires_grad}
 
 
 def test_layers_are_the_targets_last() -> None:

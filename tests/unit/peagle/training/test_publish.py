@@ -15,7 +15,7 @@ from peagle.drafter.head_config import TargetShape
 from peagle.drafter.loader import load_head
 from peagle.drafter.reference import reference_drafts
 from peagle.errors import ConfigError, ModelLoadError
-from peagle.training.publish import PublishConfig, SharedTable, find_head, publish, read_target_tables
+from peagle.training.publish import Layout, PublishConfig, SharedTable, find_head, publish, read_target_tables
 from tests.builders.head import tiny_head
 from tests.builders.model import write_model
 
@@ -48,13 +48,18 @@ def draft_logits(head: DraftHead) -> Tensor:
     return reference_drafts(head, token_ids, features, 4).logits
 
 
+@pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("leave_out", [frozenset(), frozenset({SharedTable.EMBEDDINGS}), BOTH])
 def test_a_published_head_drafts_as_it_was_trained(
-    tmp_path: Path, target: Path, leave_out: frozenset[SharedTable]
+    tmp_path: Path, target: Path, leave_out: frozenset[SharedTable], layout: Layout
 ) -> None:
     head = trained_head(target, freezes_tables=bool(leave_out))
     trained = save_flat(head, tmp_path / "trained")
-    output = publish(PublishConfig(checkpoint=trained, target=target, output=tmp_path / "out", leave_out=leave_out))
+    config = PublishConfig(
+        checkpoint=trained, target=target, output=tmp_path / "out", leave_out=leave_out, layout=layout
+    )
+    output = publish(config)
+    assert ("transformer_layer_config" in (output / "config.json").read_text()) == (layout is Layout.SPECULATORS)
     again = load_head(output, target=SHAPE, shared=read_target_tables(target))
     assert torch.equal(draft_logits(again), draft_logits(head))
     tensors = load_file(output / "model.safetensors")
@@ -62,6 +67,27 @@ def test_a_published_head_drafts_as_it_was_trained(
     assert {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()} == {torch.bfloat16}
     assert sorted(path.name for path in output.iterdir()) == ["config.json", "model.safetensors"]
     assert len({path.stat().st_mode for path in output.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("mask_token_id", [7, None])
+@pytest.mark.parametrize("layout", Layout)
+def test_a_reduced_vocabulary_is_left_out_too(
+    tmp_path: Path, target: Path, layout: Layout, mask_token_id: int | None
+) -> None:
+    """Most of a small head's file is lm_head: servers take the rows of the draft vocabulary from the target."""
+    tables = read_target_tables(target)
+    assert tables.embed_tokens is not None
+    assert tables.lm_head is not None
+    head = tiny_head(dtype=torch.bfloat16, draft_vocab_size=50, mask_token_id=mask_token_id).float()
+    head.draft_to_target_offsets.copy_(torch.arange(50) * 4)
+    head.embed_tokens.weight.data.copy_(tables.embed_tokens)
+    head.lm_head.weight.data.copy_(tables.lm_head[torch.arange(50) * 5])
+    trained = save_flat(head, tmp_path / "trained")
+    config = PublishConfig(checkpoint=trained, target=target, output=tmp_path / "out", leave_out=BOTH, layout=layout)
+    again = load_head(publish(config), target=SHAPE, shared=tables)
+    expected = head.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
 @pytest.mark.parametrize("table", SharedTable)

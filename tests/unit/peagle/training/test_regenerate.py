@@ -120,10 +120,14 @@ def test_ctrl_c_keeps_what_is_answered(tmp_path: Path) -> None:
             released.wait(20)
         return echo(body)
 
-    with answering_server(reply) as server:
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, server.url, concurrency=1)
-        released.set()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    try:
+        with answering_server(reply) as server:
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path, server.url, concurrency=1)
+            released.set()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert [record["id"] for record in read(tmp_path / "answers.jsonl")] == ["p0"]
     assert not failures_path(tmp_path / "answers.jsonl").exists()
 

@@ -81,6 +81,34 @@ def test_stopping_changes_nothing(tmp_path: Path, method: Method, cache: bool) -
     assert_same_weights(whole.checkpoint, parts.checkpoint)
 
 
+@METHODS
+def test_trained_tables_are_learned_and_kept(tmp_path: Path, method: Method) -> None:
+    changes = {"method": method, "mask_token_id": mask_of(method), "train_embeddings": True, "train_lm_head": True}
+    part = run(tiny_config(tmp_path, output="parts", max_tokens=150, **changes))
+    whole = run(tiny_config(tmp_path, output="whole", max_tokens=300, **changes))
+    parts = run(tiny_config(tmp_path, output="parts", max_tokens=300, **changes))
+    assert part.checkpoint is not None
+    assert whole.checkpoint is not None
+    assert parts.checkpoint is not None
+    assert_same_weights(whole.checkpoint, parts.checkpoint)
+    frozen = run(tiny_config(tmp_path, output="frozen", max_tokens=150, **changes | {"train_embeddings": False}))
+    assert frozen.checkpoint is not None
+    shape = TargetShape(num_layers=4, hidden_size=32, vocab_size=VOCAB_SIZE)
+    learned, fixed = (load_head(one, target=shape) for one in (whole.checkpoint, frozen.checkpoint))
+    assert torch.equal(learned.embed_tokens.weight, trained_weights(whole.checkpoint)["embed_tokens.weight"])
+    assert not torch.equal(learned.embed_tokens.weight, fixed.embed_tokens.weight)
+
+
+def test_what_a_run_learns_does_not_depend_on_a_cache_of_another_type(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    run(tiny_config(tmp_path, output="narrow", max_tokens=40, compute_dtype="bfloat16", cache_dir=cache))
+    with_cache = run(tiny_config(tmp_path, output="a", max_tokens=100, cache_dir=cache))
+    without = run(tiny_config(tmp_path, output="b", max_tokens=100))
+    assert with_cache.checkpoint is not None
+    assert without.checkpoint is not None
+    assert_same_weights(with_cache.checkpoint, without.checkpoint)
+
+
 def test_a_killed_run_loses_no_more_than_an_interval(tmp_path: Path) -> None:
     changes = {"max_tokens": 1500, "checkpoint_interval": 5, "cache_dir": tmp_path / "cache"}
     killed = tiny_config(tmp_path, output="killed", **changes)

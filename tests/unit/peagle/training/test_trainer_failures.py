@@ -66,6 +66,13 @@ def test_settings_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], messa
     assert checkpoints_in(tmp_path / "run") == []
 
 
+def test_a_conversation_beyond_the_targets_context(tmp_path: Path) -> None:
+    write_data(tmp_path / "data.jsonl", [record(number, num_words=600) for number in range(4)])
+    with pytest.raises(ConfigError, match=r"the target reads 512: .* set max_length"):
+        run(tiny_config(tmp_path, max_length=4096))
+    assert run(tiny_config(tmp_path, max_length=512, max_tokens=40)).progress.step == 1
+
+
 def test_a_loss_that_is_no_number_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     done = run(tiny_config(tmp_path, max_tokens=100))
     assert done.checkpoint is not None
@@ -118,6 +125,15 @@ def test_other_data_or_another_head(tmp_path: Path) -> None:
     write_data(tmp_path / "data.jsonl", [record(number) for number in range(3, 12)])
     with pytest.raises(ConfigError, match="was made with another data"):
         run(tiny_config(tmp_path))
+
+
+@pytest.mark.parametrize("flag", ["train_embeddings", "train_lm_head"])
+def test_other_weights_than_the_checkpoint_has(tmp_path: Path, flag: str) -> None:
+    run(tiny_config(tmp_path, max_tokens=50))
+    table = {"train_embeddings": "embed_tokens.weight", "train_lm_head": "lm_head.weight"}[flag]
+    changes: dict[str, Any] = {flag: True}
+    with pytest.raises(ConfigError, match=rf"differ in {table}: set train_embeddings and train_lm_head as they were"):
+        run(tiny_config(tmp_path, max_tokens=100, **changes))
 
 
 def test_a_broken_checkpoint_names_the_one_before(tmp_path: Path) -> None:
