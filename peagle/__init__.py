@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peagle.engine.engine import LLMEngine
     from peagle.engine.interface import Engine, EngineHealth, EnginePhase, PhaseListener
     from peagle.engine.loader import LoadedEngine, load_engine, start_engine
-    from peagle.outputs import RequestInput, RequestOutput, Usage
+    from peagle.outputs import RequestInput, RequestOutput, RequestSpecStats, TokenLogprobs, Usage
     from peagle.sampling_params import SamplingParams
     from peagle.sequence import FinishReason
     from peagle.spec_config import SpecConfig
@@ -45,9 +45,11 @@ _HOMES = {
     "PhaseListener": "peagle.engine.interface",
     "RequestInput": "peagle.outputs",
     "RequestOutput": "peagle.outputs",
+    "RequestSpecStats": "peagle.outputs",
     "SamplingParams": "peagle.sampling_params",
     "SchedulerConfig": "peagle.config",
     "SpecConfig": "peagle.spec_config",
+    "TokenLogprobs": "peagle.outputs",
     "Usage": "peagle.outputs",
     "load_engine": "peagle.engine.loader",
     "start_engine": "peagle.engine.loader",
@@ -69,9 +71,11 @@ __all__ = [
     "PhaseListener",
     "RequestInput",
     "RequestOutput",
+    "RequestSpecStats",
     "SamplingParams",
     "SchedulerConfig",
     "SpecConfig",
+    "TokenLogprobs",
     "Usage",
     "load_engine",
     "start_engine",

@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from peagle.sampling_params import SamplingParams
 from peagle.sequence import FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# The error of a sequence whose hidden states or logits hold something else.
+NOT_NUMBERS = "the model's hidden states or logits are not numbers for this request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """How likely one token was, and what was more likely. Natural logarithms; equally likely tokens by id."""
+
+    token_id: int
+    logprob: float  # -inf if `processed_logprobs` gave it no probability
+    rank: int  # 1 for the most likely token
+    top: tuple[tuple[int, float], ...]  # token id and logprob, most likely first; none without probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,9 @@ class ScheduledSequence:
     num_prompt_tokens: int = 0
     predicted_token_ids: SequenceOf[int] = ()  # what the client expects the answer to be
     uses_head: bool = True  # False: the draft head keeps nothing of this sequence, and drafts nothing for it
+    eos_token_ids: frozenset[int] = frozenset()  # that end the answer; empty if the request ignores them
+    # Tokens that each verified row may draw, one bit a token, lowest bit first: [1 + num_draft_tokens, ceil(V / 32)].
+    row_masks: NDArray[np.int32] | None = field(default=None, compare=False)
 
     @property
     def num_known_tokens(self) -> int:
@@ -72,6 +93,8 @@ class SequenceOutput:
     # The drafter's own estimate that each draft is accepted; it decides how many are verified, and no token.
     draft_confidences: SequenceOf[float] = field(default=(), compare=False)
     error: str | None = None  # the result is unusable (not numbers, or the step raised); nothing is committed
+    logprobs: SequenceOf[TokenLogprobs] = ()  # of each of `token_ids`, where the request asks
+    prompt_logprobs: SequenceOf[TokenLogprobs] = ()  # of the prompt's tokens behind the rows of this step, likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +123,44 @@ class SequenceCommit:
     finish_reason: FinishReason | None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    draft_parents: SequenceOf[int] | None = None  # of the verified drafts; None: a chain
+    logprobs: SequenceOf[TokenLogprobs] = ()  # of each of `new_token_ids`, where the request asks
+    prompt_logprobs: SequenceOf[TokenLogprobs] = ()  # of the prompt's tokens from `prompt_logprobs_start` on
+    prompt_logprobs_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a request so far."""
+    """Token counts of a request so far.
+
+    The last two compare the client's prediction with the answer itself, not with what was drafted: they are the same
+    for every drafter. Rejected ones are counted when the answer has ended.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpecStats:
+    """What speculation did for one request; names and meanings are those of `stats.SpecDecodeStats`."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """How long a request took, in seconds from its arrival; None: that never happened. Filled when it has ended."""
+
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +178,11 @@ class RequestOutput:
     usage: Usage
     error: str | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the answer
+    logprobs: SequenceOf[TokenLogprobs] | None = None  # one for each of `token_ids`; None unless asked for
+    # One for each token of the prompt, None for the first one; on the first output alone, and only if asked for.
+    prompt_logprobs: SequenceOf[TokenLogprobs | None] | None = None
+    spec_stats: RequestSpecStats | None = None  # on the last output, if the engine got as far as to run the request
+    times: RequestTimes | None = field(default=None, compare=False)  # on the last output
 
     @property
     def is_finished(self) -> bool:

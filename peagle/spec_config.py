@@ -57,9 +57,13 @@ class BatchSizeRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecConfig:
-    """Speculative decoding, in the keys of vLLM's `--speculative-config`. Without any key: plain decoding."""
+    """Speculative decoding, in the keys of vLLM's `--speculative-config`.
 
-    model: str | None = option(None, "directory or hub id of the draft head")
+    Without any key: with the head that ships for the model, if one does (`peagle.heads`), and else plain decoding.
+    With `num_speculative_tokens` 0 and no other key: plain decoding.
+    """
+
+    model: str | None = option(None, "directory or hub id of the draft head, or the name of one that ships with peagle")
     method: SpecMethod | None = option(None, "how to draft; default: read from the head")
     num_speculative_tokens: int | None = option(
         None, "K: most drafts a sequence and step; default: what the head's config.json says"
@@ -96,6 +100,11 @@ class SpecConfig:
             self._check_off()
         else:
             self._check_head()
+
+    @property
+    def is_unset(self) -> bool:
+        """True if nothing was said."""
+        return self == SpecConfig()
 
     @property
     def is_lookup(self) -> bool:

@@ -86,5 +86,8 @@ def _spec_key(group: str, inner: tuple[ConfigKey, ...]) -> ConfigKey:
         group=group,
         annotation=SpecConfig,
         default=SpecConfig(),
-        help=f"JSON object; speculation is off without it. {parts}",
+        help=(
+            "JSON object; without it the head that ships for the model drafts, if one does; "
+            f'{{"num_speculative_tokens": 0}} turns speculation off. {parts}'
+        ),
     )

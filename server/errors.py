@@ -218,7 +218,10 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
 async def respond(request: Request, error: Exception) -> Response:
     """The exception handler for everything that is expected."""
     log_failure(error)
-    return describe(error).response()
+    reply = describe(error)
+    if reply.status in (429, 503):
+        request.app.state.http_metrics.count_refusal(reply.code or "other")
+    return reply.response()
 
 
 def log_failure(error: BaseException) -> None:

@@ -21,8 +21,10 @@ from fastapi import FastAPI
 from peagle import EnginePhase
 from peagle.errors import EngineDeadError, PeagleError
 from server.engine_bundle import EngineBundle, EngineStarter
+from server.engine_report import EngineReport
 from server.errors import LoadFailedError, ModelLoadingError, ShuttingDownError
 from server.settings import ServerConfig
+from server.startup_clock import StartupClock
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,16 @@ class ServerStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """The answer of /ready. `elapsed_s` counts from the start of the process until loading ended."""
+    """The answer of /ready. `elapsed_s` counts from the start of the process until loading ended.
+
+    `detail` says how far the phase is, and `phase_seconds` what the phases that have ended took.
+    """
 
     status: ServerStatus
     phase: EnginePhase
     detail: str
     elapsed_s: float
+    phase_seconds: dict[str, float]
 
 
 class Lifecycle:
@@ -63,7 +69,7 @@ class Lifecycle:
     def __init__(self, config: ServerConfig, start_engine: EngineStarter) -> None:
         self._config = config
         self._start_engine = start_engine
-        self._started_at = time.monotonic()
+        self._clock = StartupClock()
         self._load_ended_at: float | None = None
         self._status = ServerStatus.STARTING
         self._phase = EnginePhase.STARTING
@@ -85,6 +91,11 @@ class Lifecycle:
     def is_failed(self) -> bool:
         """True if the model could not be loaded."""
         return self._status is ServerStatus.FAILED
+
+    @property
+    def num_active(self) -> int:
+        """Requests that a shutdown would wait for."""
+        return len(self._active)
 
     def admit(self) -> EngineBundle:
         """The engine, for new work.
@@ -112,7 +123,8 @@ class Lifecycle:
             status=status,
             phase=phase,
             detail=_without_directories(detail),
-            elapsed_s=round(ended_at - self._started_at, 3),
+            elapsed_s=round(ended_at - self._clock.started_at, 3),
+            phase_seconds={name: round(seconds, 3) for name, seconds in self._clock.seconds().items()},
         )
 
     def illness(self) -> str | None:
@@ -222,8 +234,8 @@ class Lifecycle:
                 bundle.engine.shutdown()
 
     def _on_phase(self, phase: EnginePhase, detail: str) -> None:
-        elapsed_s = time.monotonic() - self._started_at
-        logger.info("%.1f s: %s%s", elapsed_s, phase.value, f" ({detail})" if detail else "")
+        self._clock.enter(phase)
+        logger.info("%.1f s: %s%s", self._clock.elapsed_s(), phase.value, f" ({detail})" if detail else "")
         if phase is not EnginePhase.READY:  # ready is said on the event loop, once requests can be taken
             self._phase, self._detail = phase, detail
 
@@ -231,15 +243,19 @@ class Lifecycle:
         self._load_ended_at = time.monotonic()
         if bundle is None:
             self._status, self._phase, self._detail = ServerStatus.FAILED, EnginePhase.FAILED, problem
+            self._clock.enter(EnginePhase.FAILED)
             return
         if self._is_stopped:
             threading.Thread(target=bundle.engine.shutdown, name="stop-engine", daemon=True).start()
             return
         self._bundle = bundle
+        self._clock.enter(EnginePhase.READY)
         self._phase, self._detail = EnginePhase.READY, f"serving {bundle.model_id}"
         if not self.is_draining:
             self._status = ServerStatus.READY
-        logger.info("ready after %.1f s, serving %s", self._load_ended_at - self._started_at, bundle.model_id)
+        seconds = self._load_ended_at - self._clock.started_at
+        phases = ", ".join(f"{name} {spent:.1f} s" for name, spent in self._clock.seconds().items())
+        logger.info("ready after %.1f s (%s), serving %s", seconds, phases, bundle.model_id)
 
 
 def _without_directories(text: str) -> str:
@@ -251,8 +267,11 @@ def _without_directories(text: str) -> str:
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start loading when the server starts, and stop the engine when it ends."""
     lifecycle: Lifecycle = app.state.lifecycle
+    report: EngineReport = app.state.engine_report
     lifecycle.start()
+    report.start()
     try:
         yield
     finally:
+        report.stop()
         await lifecycle.stop()

@@ -27,12 +27,17 @@ from server.api.chat import BODY_DEFINITIONS
 from server.api.router import create_router
 from server.body_reads import BodyReads
 from server.engine_bundle import EngineBundle, EngineStarter
+from server.engine_report import EngineReport
 from server.errors import install_handlers
+from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http_protocol import HttpProtocol
 from server.lifespan import Lifecycle, lifespan
 from server.logging import configure_logging
+from server.metrics_page import MetricsPage
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
-from server.prometheus import EngineCollector, create_registry
+from server.process_metrics import LifecycleCollector
+from server.prometheus import create_registry
+from server.request_log import log_request
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -67,19 +72,24 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     lifecycle = Lifecycle(settings.server, start_engine)
     names = settings.server.served_model_name
     body_reads = BodyReads(timeout_s=settings.server.request_body_timeout_s)
-    collector = EngineCollector(
-        get_bundle=lambda: lifecycle.bundle,
-        get_model_name=lambda bundle: names[0] if names else bundle.model_id,
-    )
+    registry = create_registry(LifecycleCollector(lifecycle))
+    http_metrics = HttpMetrics(registry)
     app.state.settings = settings
     app.state.lifecycle = lifecycle
     app.state.body_reads = body_reads
-    app.state.registry = create_registry(collector)
+    app.state.http_metrics = http_metrics
+    app.state.metrics_page = MetricsPage(
+        registry,
+        get_bundle=lambda: lifecycle.bundle,
+        get_model_name=lambda bundle: names[0] if names else bundle.model_id,
+    )
+    app.state.engine_report = EngineReport(lambda: lifecycle.bundle, interval_s=settings.server.stats_interval_s)
     app.state.created_at = int(time.time())
     app.include_router(create_router())
     install_handlers(app)
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes, reads=body_reads)
-    app.add_middleware(RequestMiddleware)  # added last, so it is outermost: refused bodies get an id and a log line
+    app.add_middleware(RequestMiddleware)  # outside of the limits: refused bodies get an id and a log line
+    app.add_middleware(HttpMetricsMiddleware, metrics=http_metrics)  # added last, so it is outermost: it sees every end
     return app
 
 
@@ -91,7 +101,7 @@ def loader_starter(config: EngineConfig) -> EngineStarter:
         # The modules behind a model are a large graph that never dies; collections that walk it would pause everyone.
         gc.freeze()
         return EngineBundle(
-            engine=peagle.start_engine(loaded),
+            engine=peagle.start_engine(loaded, on_end=log_request),
             tokenizer=loaded.tokenizer,
             chat_template=loaded.tokenizer.chat_template,
             model_id=model_id(config.model.model),

@@ -36,6 +36,10 @@ class ServerConfig:
         60.0, "seconds without an engine step, with work waiting, after which /health says 503"
     )
 
+    stats_interval_s: float = option(
+        10.0, "seconds between the log's lines about throughput and speculation, while there is work; 0 logs none"
+    )
+
     def __post_init__(self) -> None:
         if not self.host:
             raise ConfigError("host must not be empty")
@@ -56,6 +60,8 @@ class ServerConfig:
             raise ConfigError(f"request_body_timeout_s must be positive, got {self.request_body_timeout_s}")
         if self.shutdown_timeout_s < 0:
             raise ConfigError(f"shutdown_timeout_s must not be negative, got {self.shutdown_timeout_s}")
+        if self.stats_interval_s < 0:
+            raise ConfigError(f"stats_interval_s must not be negative, got {self.stats_interval_s}")
         if self.heartbeat_timeout_s <= 0:
             raise ConfigError(f"heartbeat_timeout_s must be positive, got {self.heartbeat_timeout_s}")
 

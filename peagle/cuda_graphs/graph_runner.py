@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 
 from peagle.cuda_graphs.buffers import StaticBuffers, Values
+from peagle.stats import GraphStats
 
 Shape = TypeVar("Shape", bound=Hashable)
 Outputs = dict[str, Tensor]
 StepFunction = Callable[[Shape, Mapping[str, Tensor]], Outputs]
-
-
-@dataclass(slots=True)
-class GraphStats:
-    """How often a shape was found captured."""
-
-    hits: int = 0
-    misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +54,7 @@ class GraphRunner(Generic[Shape]):
         """
         views = self._buffers.fill(values)
         if not self._capture:
+            self.stats.eager += 1
             return self._function(shape, views)
         captured = self._graphs.get(shape)
         if captured is None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from peagle.engine.engine import LLMEngine
-from peagle.engine.interface import EngineHealth
+from peagle.engine.interface import EndListener, EngineHealth
 from peagle.engine.request_stream import RequestStream
 from peagle.errors import EngineDeadError, EngineOverloadedError, InvalidParameterError, PeagleError
 from peagle.outputs import RequestInput, RequestOutput
@@ -24,6 +24,9 @@ from peagle.sequence import FinishReason
 from peagle.stats import EngineStats
 
 logger = logging.getLogger(__name__)
+
+# How old a snapshot may become while steps run: making one costs 25 us, which short steps should not pay each time.
+_SNAPSHOT_AGE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,19 @@ class AsyncLLMEngine:
     Args:
         engine: driven by this object's thread from now on; nobody else may call it.
         max_num_requests: most requests under way, running and waiting; more are refused at the door.
+        on_end: called on the event loop with the last output of every request, in the context of its `generate`.
     """
 
-    def __init__(self, engine: LLMEngine, *, max_num_requests: int) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        *,
+        max_num_requests: int,
+        on_end: EndListener = lambda output: None,
+    ) -> None:
         self._engine = engine
         self._max_num_requests = max_num_requests
+        self._on_end = on_end
         self._wake = threading.Condition()
         self._inbox: deque[RequestInput | _Abort] = deque()  # guarded by _wake, like the two flags
         self._is_stopping = False
@@ -62,7 +73,7 @@ class AsyncLLMEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: str | None = None
         self._busy_since: float | None = None
-        self._stats = engine.stats()
+        self._stats, self._stats_at = engine.stats(), time.monotonic()
         self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
         self._thread.start()
 
@@ -101,7 +112,7 @@ class AsyncLLMEngine:
         return EngineHealth(is_alive=is_alive, step_age_s=age, error=self._error)
 
     def stats(self) -> EngineStats:
-        """The snapshot that the last step left."""
+        """A snapshot, at most 50 ms and a step old. Whoever has a last output finds it counted."""
         return self._stats
 
     def shutdown(self) -> None:
@@ -133,25 +144,30 @@ class AsyncLLMEngine:
             stream = self._streams.get(delivery.request_id)
             if stream is None:
                 continue  # it was ended together with the loop it belonged to
+            stream.put(delivery.item)
             if delivery.is_last:
                 del self._streams[delivery.request_id]
-            stream.put(delivery.item)
+                self._tell_end(stream, delivery.item)
 
     def _end_streams(self, reason: FinishReason) -> None:
         """The thread has ended, and the inbox is closed: end every stream that has not had its last output."""
         streams, self._streams = self._streams, {}
         error = "the engine has ended" if reason is FinishReason.ERROR else None
         for request_id, stream in streams.items():
-            stream.put(
-                RequestOutput(
-                    request_id=request_id,
-                    text="",
-                    token_ids=[],
-                    finish_reason=reason,
-                    usage=stream.usage,
-                    error=error,
-                )
+            last = RequestOutput(
+                request_id=request_id,
+                text="",
+                token_ids=[],
+                finish_reason=reason,
+                usage=stream.usage,
+                error=error,
             )
+            stream.put(last)
+            self._tell_end(stream, last)
+
+    def _tell_end(self, stream: RequestStream, item: RequestOutput | PeagleError) -> None:
+        if isinstance(item, RequestOutput):
+            stream.context.run(self._on_end, item)
 
     # -- both sides --------------------------------------------------------------------------------------------------
 
@@ -225,7 +241,11 @@ class AsyncLLMEngine:
         return deliveries
 
     def _send(self, deliveries: list[_Delivery]) -> None:
-        self._stats = self._engine.stats()  # first, so that whoever has an answer finds it counted
+        now = time.monotonic()
+        is_due = now - self._stats_at >= _SNAPSHOT_AGE_S or not self._engine.has_work
+        if is_due or any(delivery.is_last for delivery in deliveries):
+            # First, so that whoever has an answer finds it counted.
+            self._stats, self._stats_at = self._engine.stats(), now
         if not deliveries or self._call_soon(self._deliver, deliveries):
             return
         logger.warning("the event loop is closed; %d outputs have no reader", len(deliveries))

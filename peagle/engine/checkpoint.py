@@ -13,6 +13,7 @@ from pathlib import Path
 from peagle.config import DEFAULT_MODEL
 from peagle.errors import ModelLoadError
 from peagle.fetch import cache_dir, convert_default, ensure_default_model
+from peagle.heads.shipped import shipped_heads
 
 Report = Callable[[str], None]
 
@@ -53,7 +54,7 @@ def resolve_head(model: str, report: Report) -> Path:
     """The directory of a draft head; fetches it first if it must.
 
     Args:
-        model: a directory or a hub id (`organisation/name`).
+        model: a directory, the name of a head that ships with the package, or a hub id (`organisation/name`).
         report: called with one line before anything that takes time.
 
     Raises:
@@ -62,10 +63,14 @@ def resolve_head(model: str, report: Report) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    shipped = {head.name: head.directory for head in shipped_heads()}
+    if model in shipped:
+        return shipped[model]
     if _looks_like_a_path(model):
+        names = "".join(f", {name} (which ships with peagle)" for name in shipped)
         raise ModelLoadError(
-            f"speculative_config.model must be the directory of a draft head, or a hub id such as organisation/name; "
-            f"{path} is none"
+            f"speculative_config.model must be the directory of a draft head{names}, or a hub id such as "
+            f"organisation/name; {path} is none"
         )
     return _from_hub(model, _HUB_HEAD_FILES, report)
 

@@ -10,24 +10,26 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from peagle.engine.output_processor import OutputProcessor
 from peagle.errors import ContextLengthError, DeviceLostError, IntegrityError, InvalidParameterError
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.outputs import (
+    NOT_NUMBERS,
     ModelRunnerOutput,
     RequestInput,
     RequestOutput,
     ScheduledSequence,
     SchedulerOutput,
+    SequenceCommit,
     SequenceOutput,
 )
 from peagle.scheduler.scheduler import Scheduler
 from peagle.sequence import FinishReason, Sequence
-from peagle.stats import EngineStats, PrefixCacheStats, SpecDecodeStats
+from peagle.stats import NO_DRAFTER, EngineStats, GraphStats, RequestStats, SpecDecodeStats, StepStats
 from peagle.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of. Built by `loader`, or by a test."""
+    """What an engine is made of. Built by `loader`, or by a test.
+
+    Attributes:
+        drafter_name: who drafts, for people and metrics.
+        graph_stats: counters of what runs at fixed shapes, by who runs it; they count on, and are only read here.
+    """
 
     scheduler: Scheduler
     kv: KVCacheManager
@@ -52,6 +59,8 @@ class EngineParts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int = 0
+    drafter_name: str = NO_DRAFTER
+    graph_stats: Mapping[str, GraphStats] = field(default_factory=dict)
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
 
@@ -66,7 +75,14 @@ class LLMEngine:
         self._stats = EngineStats(
             num_kv_blocks=parts.kv.num_blocks,
             block_size=parts.kv.block_size,
+            max_model_len=parts.max_model_len,
+            drafter=parts.drafter_name,
+            num_speculative_tokens=parts.num_speculative_tokens,
+            graphs=dict(parts.graph_stats),
+            prefix_cache=parts.kv.prefix_stats,
             spec_decode=SpecDecodeStats.for_depth(parts.num_speculative_tokens),
+            steps=StepStats.for_depth(parts.num_speculative_tokens),
+            requests=RequestStats.up_to(parts.max_model_len),
         )
         self._processor = OutputProcessor(parts.tokenizer, self._stats)
         self._seeds = random.Random(parts.seed)
@@ -156,6 +172,7 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step; outputs of every sequence that got tokens or ended."""
+        started = time.perf_counter()
         plan = self._scheduler.schedule()
         if plan.is_empty:
             return []
@@ -167,10 +184,6 @@ class LLMEngine:
             if output.error is not None
         ]
         commits = self._scheduler.update_from_output(plan, outputs)
-        for commit in commits:
-            self._stats.spec_decode.observe(
-                num_draft_tokens=commit.num_draft_tokens, num_accepted_tokens=commit.num_accepted_tokens
-            )
         now = self._clock()
         processed = self._processor.process(commits, now)
         for seq_id in processed.stopped_seq_ids:
@@ -178,7 +191,7 @@ class LLMEngine:
         for output in processed.outputs:
             if output.is_finished:
                 self._forget(output.request_id)
-        self._stats.num_steps += 1
+        self._count_step(plan, outputs, commits, seconds=time.perf_counter() - started)
         self._stats.last_step_time = now
         return [output for output in failed if output is not None] + processed.outputs
 
@@ -189,21 +202,13 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters that later steps do not touch."""
-        stats, kv = self._stats, self._parts.kv
-        return replace(
-            stats,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_preemptions=self._scheduler.num_preemptions,
-            kv_cache_usage=kv.usage,
-            prefix_cache=PrefixCacheStats(queries=kv.prefix_stats.queries, hits=kv.prefix_stats.hits),
-            requests_by_reason=dict(stats.requests_by_reason),
-            spec_decode=stats.spec_decode.copy(),
-            time_to_first_token_s=stats.time_to_first_token_s.copy(),
-            inter_token_latency_s=stats.inter_token_latency_s.copy(),
-            e2e_request_latency_s=stats.e2e_request_latency_s.copy(),
-            queue_time_s=stats.queue_time_s.copy(),
-        )
+        stats = self._stats
+        stats.num_running = self._scheduler.num_running
+        stats.num_waiting = self._scheduler.num_waiting
+        stats.num_with_head = self._scheduler.num_with_head
+        stats.num_preemptions = self._scheduler.num_preemptions
+        stats.kv_cache_usage = self._parts.kv.usage
+        return stats.copy()
 
     def check_integrity(self) -> None:
         """Compare scheduler, cache and requests with one another.
@@ -244,6 +249,27 @@ class LLMEngine:
                 num_accepted_tokens=0,
                 error=f"the engine failed on this request ({type(error).__name__})",
             )
+
+    def _count_step(
+        self, plan: SchedulerOutput, ran: ModelRunnerOutput, commits: list[SequenceCommit], *, seconds: float
+    ) -> None:
+        stats = self._stats
+        stats.num_steps += 1
+        stats.num_corrupted_requests += sum(output.error == NOT_NUMBERS for output in ran.outputs)
+        for commit in commits:
+            stats.spec_decode.observe(
+                num_draft_tokens=commit.num_draft_tokens,
+                num_accepted_tokens=commit.num_accepted_tokens,
+                draft_parents=commit.draft_parents,
+            )
+        stats.steps.num_tokens.observe(plan.num_scheduled_tokens)
+        for scheduled in plan.scheduled:
+            if scheduled.is_sampling and scheduled.num_known_tokens == 1:
+                stats.steps.num_verified_drafts.observe(scheduled.num_draft_tokens)
+        if ran.timing is not None:
+            stats.steps.verify_s.observe(ran.timing.verify_s)
+            stats.steps.draft_s.observe(ran.timing.draft_s)
+            stats.steps.host_s.observe(max(seconds - ran.timing.verify_s - ran.timing.draft_s, 0.0))
 
     def _end(self, seq_id: int, reason: FinishReason, *, error: str | None = None) -> RequestOutput | None:
         self._scheduler.finish(seq_id, reason)

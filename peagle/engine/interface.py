@@ -29,6 +29,7 @@ class EnginePhase(enum.StrEnum):
 
 
 PhaseListener = Callable[[EnginePhase, str], None]  # phase, one line for people
+EndListener = Callable[[RequestOutput], None]  # the last output of a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

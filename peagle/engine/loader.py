@@ -25,9 +25,16 @@ from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.checkpoint import resolve_checkpoint
 from peagle.engine.drafter_loader import DrafterPlan, DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
 from peagle.engine.engine import EngineParts, LLMEngine
-from peagle.engine.interface import EnginePhase, PhaseListener
-from peagle.engine.speculation_loader import add_lookups, build_speculation, num_lookup_drafts
+from peagle.engine.interface import EndListener, EnginePhase, PhaseListener
+from peagle.engine.speculation_loader import (
+    add_lookups,
+    build_speculation,
+    choose_spec,
+    drafter_name,
+    num_lookup_drafts,
+)
 from peagle.errors import ConfigError
+from peagle.heads.shipped import shipped_heads
 from peagle.kv_cache.block_manager import BlockManager
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.kv_cache.storage import KVGeometry, KVStorage
@@ -42,6 +49,7 @@ from peagle.models.loader import (
     torch_dtype,
 )
 from peagle.runner.drawn_verification import DrawnVerification
+from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.input_batch import PaddingPolicy
 from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
@@ -86,18 +94,19 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     precision = choose_precision(config.model, model_config.dtype, choose_device(config.model))
     max_model_len = _max_model_len(config, model_config)
     backend = SdpaAttention()
+    config = replace(config, spec=choose_spec(config.spec, directory, shipped_heads()))
     plan = plan_drafter(config.spec, model_config)
 
-    on_phase(EnginePhase.LOADING_TARGET, str(directory))
+    on_phase(EnginePhase.LOADING_TARGET, _describe_weights(directory))
     target = load_target(directory, model_config, precision, backend, tap_layer_ids=plan.tap_layer_ids)
     if plan.directory is not None:
-        on_phase(EnginePhase.LOADING_DRAFTER, str(plan.directory))
+        on_phase(EnginePhase.LOADING_DRAFTER, _describe_weights(plan.directory))
     head = plan.load_head(directory, precision)
 
-    on_phase(EnginePhase.ALLOCATING_KV_CACHE, "")
     block_size = config.cache.block_size
     geometry = _kv_geometry(config.cache, target.geometry, precision)
     size = _size_cache(config, geometry.block_bytes(target.geometry.num_layers), head, precision.device)
+    on_phase(EnginePhase.ALLOCATING_KV_CACHE, f"{size.num_bytes / 2**30:.2f} GiB")
     # A length that nobody asked for gives way to the memory that there is.
     max_model_len = min(max_model_len, size.num_blocks * block_size)
     _log_sizes(size, block_size, max_model_len)
@@ -112,7 +121,8 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         padding=padding,
         capture=capture,
     )
-    drafter = add_lookups(config.spec, build_drafter(plan, head, sizes), max_num_seqs=limits.max_num_seqs)
+    head_drafter = build_drafter(plan, head, sizes)
+    drafter = add_lookups(config.spec, head_drafter, max_num_seqs=limits.max_num_seqs)
     runner = ModelRunner(
         target,
         storage,
@@ -123,14 +133,19 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         verification=_verification(config.spec),
     )
 
-    on_phase(EnginePhase.WARMING_UP, "")
     warm_up(
         runner,
         batch_sizes=padding.batch_sizes.sizes if capture else (1,),
         max_num_tokens=max_model_len - 1,
         block_size=block_size,
         has_drafter=head is not None,
+        on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
     )
+    graph_stats = {"target": runner.graph_stats}
+    if isinstance(head_drafter, GraphedDrafter):
+        graph_stats["drafter"] = head_drafter.graph_stats
+    for stats in graph_stats.values():
+        stats.reset()  # warming up does not count
     parts = EngineParts(
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=precision.device.type == "cpu"),
@@ -144,6 +159,8 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         max_model_len=max_model_len,
         vocab_size=target.geometry.vocab_size,
         num_speculative_tokens=max(plan.num_depths, num_lookup_drafts(config.spec)),
+        drafter_name=drafter_name(config.spec, plan.head_config),
+        graph_stats=graph_stats,
         seed=config.model.seed,
     )
     _give_back_memory()
@@ -165,10 +182,17 @@ def _give_back_memory() -> None:
         trim(0)
 
 
-def start_engine(loaded: LoadedEngine) -> AsyncLLMEngine:
-    """Give an engine a thread of its own."""
+def start_engine(loaded: LoadedEngine, *, on_end: EndListener = lambda output: None) -> AsyncLLMEngine:
+    """Give an engine a thread of its own.
+
+    Args:
+        loaded: nobody else may use it afterwards.
+        on_end: called on the event loop with the last output of every request.
+    """
     scheduler = loaded.config.scheduler
-    return AsyncLLMEngine(loaded.engine, max_num_requests=scheduler.max_num_queued_reqs + scheduler.max_num_seqs)
+    return AsyncLLMEngine(
+        loaded.engine, max_num_requests=scheduler.max_num_queued_reqs + scheduler.max_num_seqs, on_end=on_end
+    )
 
 
 def _set_threads(config: EngineConfig) -> None:
@@ -266,6 +290,13 @@ def _build_scheduler(
     # The door counts running and waiting requests together, so the queue behind it must hold both.
     queue = replace(config, max_num_queued_reqs=config.max_num_queued_reqs + config.max_num_seqs)
     return Scheduler(queue, kv, max_model_len=max_model_len, speculation=speculation)
+
+
+def _describe_weights(directory: Path) -> str:
+    """What is about to be read."""
+    files = list(directory.glob("*.safetensors"))
+    gib = sum(file.stat().st_size for file in files) / 2**30
+    return f"{gib:.2f} GiB in {len(files)} {'file' if len(files) == 1 else 'files'} of {directory}"
 
 
 def _log_sizes(size: CacheSize, block_size: int, max_model_len: int) -> None:

@@ -7,9 +7,10 @@ know scheduling; it tells the engine which sequences ended early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from peagle.outputs import RequestOutput, SequenceCommit, Usage
+from peagle.engine.request_meter import RequestMeter, RequestMoments
+from peagle.outputs import RequestOutput, RequestTimes, SequenceCommit, Usage
 from peagle.sequence import FinishReason, Sequence
 from peagle.stats import EngineStats
 from peagle.text.detokenizer import IncrementalDetokenizer
@@ -26,9 +27,8 @@ class RequestState:
     seq: Sequence
     detokenizer: IncrementalDetokenizer
     stop_matcher: StopMatcher
+    moments: RequestMoments
     num_output_tokens: int = 0
-    first_scheduled_time: float | None = None
-    last_token_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,8 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer, stats: EngineStats) -> None:
         self._tokenizer = tokenizer
-        self._stats = stats
+        self._meter = RequestMeter(stats)
         self._requests: dict[int, RequestState] = {}
-        for reason in FinishReason:
-            stats.requests_by_reason.setdefault(reason.value, 0)
 
     @property
     def num_requests(self) -> int:
@@ -66,6 +64,7 @@ class OutputProcessor:
             seq=seq,
             detokenizer=IncrementalDetokenizer(self._tokenizer, prompt_tail_ids=tail),
             stop_matcher=StopMatcher(seq.params.stop),
+            moments=RequestMoments(seq=seq),
         )
 
     def mark_scheduled(self, seq_ids: list[int], now: float) -> None:
@@ -77,10 +76,8 @@ class OutputProcessor:
         """
         for seq_id in seq_ids:
             state = self._requests.get(seq_id)
-            if state is not None and state.first_scheduled_time is None:
-                state.first_scheduled_time = now
-                self._stats.queue_time_s.observe(now - state.seq.arrival_time)
-                self._stats.prompt_tokens += state.seq.num_prompt_tokens
+            if state is not None:
+                self._meter.note_scheduled(state.moments, now)
 
     def process(self, commits: list[SequenceCommit], now: float) -> ProcessedStep:
         """Turn a step's commits into outputs.
@@ -94,13 +91,14 @@ class OutputProcessor:
             state = self._requests.get(commit.seq_id)
             if state is None:
                 continue
+            self._meter.note_committed(state.moments, commit)
             output = self._advance(state, commit)
-            self._observe_tokens(state, len(output.token_ids), now)
-            step.outputs.append(output)
+            self._meter.note_tokens(state.moments, len(output.token_ids), now)
             if output.finish_reason is not None:
                 if commit.finish_reason is None:
                     step.stopped_seq_ids.append(commit.seq_id)
-                self._close(state, output.finish_reason, now)
+                output = replace(output, times=self._close(state, output.finish_reason, now))
+            step.outputs.append(output)
         return step
 
     def end(self, seq_id: int, reason: FinishReason, now: float, *, error: str | None = None) -> RequestOutput | None:
@@ -109,7 +107,7 @@ class OutputProcessor:
         if state is None:
             return None
         text = state.stop_matcher.push(state.detokenizer.flush()).text_to_emit + state.stop_matcher.flush().text_to_emit
-        self._close(state, reason, now)
+        times = self._close(state, reason, now)
         return RequestOutput(
             request_id=state.seq.request_id,
             text=text,
@@ -117,6 +115,7 @@ class OutputProcessor:
             finish_reason=reason,
             usage=_usage(state),
             error=error,
+            times=times,
         )
 
     def _advance(self, state: RequestState, commit: SequenceCommit) -> RequestOutput:
@@ -158,22 +157,9 @@ class OutputProcessor:
             stop_reason=stop_reason,
         )
 
-    def _observe_tokens(self, state: RequestState, num_tokens: int, now: float) -> None:
-        if num_tokens == 0:
-            return
-        self._stats.generation_tokens += num_tokens
-        num_gaps = num_tokens
-        if state.last_token_time is None:
-            self._stats.time_to_first_token_s.observe(now - state.seq.arrival_time)
-        else:
-            # Tokens of one step arrive together; each is charged its share of the wait.
-            self._stats.inter_token_latency_s.observe((now - state.last_token_time) / num_gaps, times=num_gaps)
-        state.last_token_time = now
-
-    def _close(self, state: RequestState, reason: FinishReason, now: float) -> None:
+    def _close(self, state: RequestState, reason: FinishReason, now: float) -> RequestTimes:
         del self._requests[state.seq.seq_id]
-        self._stats.requests_by_reason[reason.value] += 1
-        self._stats.e2e_request_latency_s.observe(now - state.seq.arrival_time)
+        return self._meter.note_end(state.moments, reason, now)
 
 
 def _usage(state: RequestState) -> Usage:

@@ -6,6 +6,7 @@ Owns the queue between steps and whoever reads them. Refuses to know threads: ev
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 
 from peagle.errors import PeagleError
@@ -19,10 +20,12 @@ class RequestStream:
         num_prompt_tokens: of the request; usage starts with them.
 
     Attributes:
+        context: that of whoever asked, for those who are told of the end.
         usage: what the latest output said, for whoever has to end the stream without the engine.
     """
 
     def __init__(self, num_prompt_tokens: int) -> None:
+        self.context = contextvars.copy_context()
         self.usage = Usage(prompt_tokens=num_prompt_tokens, completion_tokens=0)
         self._items: deque[RequestOutput | PeagleError] = deque()
         self._arrived = asyncio.Event()

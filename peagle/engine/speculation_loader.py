@@ -1,22 +1,43 @@
-"""From the speculative configuration to who drafts beside the head, and who decides how much is verified.
+"""From the speculative configuration to which head drafts, who drafts beside it, and who decides how much is verified.
 
-Owns these two choices. Refuses to know heads (`drafter_loader`) and how anything is drafted.
+Owns these choices. Refuses to know heads (`drafter_loader`) and how anything is drafted.
 """
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
+from peagle.drafter.head_config import HeadConfig
 from peagle.drafter.interface import Drafter
 from peagle.drafter.lookup import TokenLookup
 from peagle.drafter.mixed import MixedDrafter
 from peagle.drafter.ngram import NGramLookup
 from peagle.drafter.prediction import PredictionLookup
 from peagle.drafter.suffix import SuffixLookup
+from peagle.heads.shipped import ShippedHead, head_for
 from peagle.scheduler.depth_policy import AdaptiveDepth, DepthByBatchSize, DepthPolicy, FixedDepth
 from peagle.scheduler.speculation import Speculation
 from peagle.spec_config import SpecConfig
+from peagle.stats import NO_DRAFTER
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_LOOKUP_DRAFTS = 8
 _NGRAM_LENGTHS = (2, 4)
+
+
+def choose_spec(spec: SpecConfig, checkpoint: Path, heads: tuple[ShippedHead, ...]) -> SpecConfig:
+    """The configuration that holds: if nothing was said, the head of `heads` that was trained for the checkpoint."""
+    head = head_for(checkpoint, heads) if spec.is_unset else None
+    if head is None:
+        return spec
+    logger.info(
+        "Drafting with %s, the head that ships for this model; "
+        """--speculative-config '{"num_speculative_tokens": 0}' turns speculation off""",
+        head.name,
+    )
+    return SpecConfig(model=str(head.directory))
 
 
 def num_lookup_drafts(spec: SpecConfig) -> int:
@@ -48,6 +69,17 @@ def _lookups(spec: SpecConfig) -> list[TokenLookup]:
     elif spec.method == "suffix" or spec.is_adaptive:
         lookups.append(SuffixLookup())
     return lookups
+
+
+def drafter_name(spec: SpecConfig, head: HeadConfig | None) -> str:
+    """Who drafts, as metrics and logs call it: `peagle`, `eagle3+suffix`, `ngram`, `none`."""
+    names = []
+    if head is not None:
+        names.append("peagle" if head.is_parallel else "eagle" if head.merges_embedding else "eagle3")
+    if num_lookup_drafts(spec):
+        # The client's own predictions are always looked up, and no way of drafting that is chosen.
+        names += [lookup.name for lookup in _lookups(spec) if not isinstance(lookup, PredictionLookup)]
+    return "+".join(names) or NO_DRAFTER
 
 
 def build_speculation(spec: SpecConfig, drafter: Drafter) -> Speculation:

@@ -6,6 +6,7 @@ read. Refuses to fetch anything: a directory goes in (`peagle.fetch` and `engine
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from peagle.models.fused_target import FusedTarget, is_fusable
 from peagle.models.interface import TargetModel
 from peagle.models.registry import check_family
 from peagle.models.transformers_target import TransformersTarget
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float64": torch.float64,
@@ -118,6 +121,7 @@ def load_target(
         raise ModelLoadError(f"the draft head taps layers {tap_layer_ids}, but the target has {num_layers} layers")
     is_fused = is_fusable(config)
     model = _load_transformers(directory, config, precision, is_fused=is_fused)
+    _log_weights(model, packed=precision.packed)
     if is_fused:
         return FusedTarget(model, backend, tap_layer_ids, packed=precision.packed)
     if precision.packed:
@@ -142,6 +146,15 @@ def _load_transformers(directory: Path, config: Any, precision: Precision, *, is
         raise ModelLoadError(f"weights are missing in {directory}: {', '.join(missing[:5])} ({len(missing)} in all)")
     loaded: PreTrainedModel = model.eval().requires_grad_(False).to(precision.device)
     return loaded
+
+
+def _log_weights(model: PreTrainedModel, *, packed: bool) -> None:
+    """How large the model is. Packing makes matrices half precision, whatever they were."""
+    num_parameters = num_bytes = 0
+    for parameter in model.parameters():
+        num_parameters += parameter.numel()
+        num_bytes += parameter.numel() * (2 if packed and parameter.dim() > 1 else parameter.element_size())
+    logger.info("Weights: %.1f million parameters, %.2f GiB", num_parameters / 1e6, num_bytes / 2**30)
 
 
 def has_experts(config: Any) -> bool:

@@ -19,6 +19,7 @@ from peagle.drafter.interface import DraftBatch, DraftProposal
 from peagle.drafter.peagle import PEagleDrafter
 from peagle.runner.input_batch import PaddingPolicy
 from peagle.runner.tree_rows import draft_depths
+from peagle.stats import GraphStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,16 @@ class GraphedDrafter:
             self._draft_grid, self._make_buffers(), capture=capture
         )
 
+    @property
+    def graph_stats(self) -> GraphStats:
+        """How draft passes ran: replayed, captured, or eagerly. Counts on."""
+        return self._graphs.stats
+
     def propose(self, batch: DraftBatch) -> DraftProposal:
         """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
         shape = self._fixed_shape(batch)
         if shape is None:
+            self._graphs.stats.eager += 1
             return self._drafter.propose(batch)
         inputs = self._drafter.lay_out(batch, shape.grid)
         grid = inputs.grids[0]

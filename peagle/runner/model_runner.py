@@ -22,12 +22,20 @@ from peagle.drafter.interface import DraftBatch, Drafter
 from peagle.errors import DeviceLostError
 from peagle.kv_cache.storage import KVStorage
 from peagle.models.interface import TargetModel, TargetOutput
-from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, SequenceOutput, StepTiming
+from peagle.outputs import (
+    NOT_NUMBERS,
+    ModelRunnerOutput,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    StepTiming,
+)
 from peagle.runner.input_batch import InputBatch, PaddingPolicy, PagePool, Section, build_input_batch
 from peagle.runner.next_drafts import NextDrafts, drafts_by_index
 from peagle.runner.section_grid import SectionGrid
 from peagle.runner.tree_rows import accepted_moves
-from peagle.runner.verification import NOT_NUMBERS, MatchVerification, Verdict, Verification
+from peagle.runner.verification import MatchVerification, Verdict, Verification
+from peagle.stats import GraphStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,11 @@ class ModelRunner:
             self._decode, _decode_buffers(limits, padding, self._device), capture=capture
         )
 
+    @property
+    def graph_stats(self) -> GraphStats:
+        """How steps ran: replayed, captured, or eagerly. Counts on."""
+        return self._graphs.stats
+
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; one output per scheduled sequence, in order.
 
@@ -107,6 +120,7 @@ class ModelRunner:
                 logits = logits[rows]
             verdicts = self._verification.verify(batch.sampling, logits)
         else:
+            self._graphs.stats.eager += 1
             target_output = self._run_sections(batch)
             features, is_finite = target_output.features, _finite_rows(target_output.hidden)
             verdicts = {}

@@ -13,15 +13,13 @@ from typing import Protocol
 from torch import Tensor
 
 from peagle.drafter.interface import DraftBatch, DraftProposal
-from peagle.outputs import ScheduledSequence, SequenceOutput
+from peagle.outputs import NOT_NUMBERS, ScheduledSequence, SequenceOutput
 from peagle.runner.tree_rows import draft_depths, draft_parents, is_tree
 from peagle.sampling.batch import SamplingMetadata, SamplingRow
 from peagle.sampling.sampler import SampledTokens, sample
 from peagle.verifier.acceptance import VerifyResult, verify
 from peagle.verifier.layout import padded_drafts, padded_rows
 from peagle.verifier.tree import TokenTrees, verify_tree
-
-NOT_NUMBERS = "the model's hidden states or logits are not numbers for this request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ before it is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from peagle.outputs import ScheduledSequence, SchedulerOutput
 from peagle.runner.model_runner import ModelRunner
 from peagle.sampling_params import SamplingParams
@@ -14,7 +16,13 @@ _PROMPT_TOKENS = 64
 
 
 def warm_up(
-    runner: ModelRunner, *, batch_sizes: tuple[int, ...], max_num_tokens: int, block_size: int, has_drafter: bool
+    runner: ModelRunner,
+    *,
+    batch_sizes: tuple[int, ...],
+    max_num_tokens: int,
+    block_size: int,
+    has_drafter: bool,
+    on_step: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run a prefill, and one decoding step at each batch size.
 
@@ -25,12 +33,16 @@ def warm_up(
         max_num_tokens: tokens that the pool and the context hold at least.
         block_size: tokens in a block.
         has_drafter: give the sequences blocks of the drafter's pool too.
+        on_step: told before each step how far this is.
     """
     num_tokens = min(_PROMPT_TOKENS, max_num_tokens)
     # All sequences share the first blocks: what they compute is thrown away.
     table = list(range(-(-(num_tokens + 1) // block_size)))
+    num_steps = 1 + len(batch_sizes)
+    on_step(f"1 of {num_steps}: a prompt of {num_tokens} tokens")
     runner.execute(_step(1, num_tokens=num_tokens, table=table, has_drafter=has_drafter))
-    for size in batch_sizes:
+    for index, size in enumerate(batch_sizes, start=2):
+        on_step(f"{index} of {num_steps}: decoding {size} at once")
         runner.execute(_step(size, num_tokens=1, table=table, has_drafter=has_drafter))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peagle.sampling.context import RowContext
 from peagle.sampling.noise import row_key
 from peagle.sampling.race import as_int64
 from peagle.sampling_params import SamplingParams
@@ -24,6 +25,7 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     position: int  # absolute position of the token that is drawn: one after the row's own token
+    context: RowContext | None = None  # where the logits are adjusted, see `adjustments`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +38,7 @@ class SamplingMetadata:
     temperature: Tensor  # [R] float64, 0 for greedy rows
     top_k: Tensor  # [R] int64, 0 for all tokens
     top_p: Tensor  # [R] float64
+    min_p: Tensor | None  # [R] float64; None if no sampled row has one
     keys: Tensor  # [R] int64, keys of the noise
     plain_rows: tuple[int, ...]  # rows drawn from their whole distribution
     truncated_rows: tuple[int, ...]  # rows drawn from what top_k and top_p leave
@@ -69,6 +72,11 @@ class SamplingMetadata:
             temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
             top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
             top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            min_p=(
+                torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
+                if any(params[i].min_p > 0.0 for i in sampled)
+                else None
+            ),
             keys=torch.tensor(keys, dtype=torch.int64, device=device),
             plain_rows=tuple(i for i in sampled if not _is_truncated(params[i])),
             truncated_rows=truncated,

@@ -1,4 +1,4 @@
-"""From logits to the target distribution: temperature, then top_k, then top_p. Pure functions, each row on its own.
+"""From logits to the target distribution: temperature, min_p, top_k, top_p. Pure functions, each row on its own.
 
 Weights are `exp((logit - max) / temperature)` in the logits' type (float32 at least), and every sum over them is a
 running sum in float64. On a CPU a running sum is sequential, so a row's result is the same to the last bit whatever
@@ -42,6 +42,7 @@ class _Knobs:
     temperature: Tensor  # [G, 1] in the logits' type
     top_k: Tensor  # [G, 1]
     top_p: Tensor  # [G, 1]
+    min_p: Tensor | None  # [G, 1]
     largest: Tensor  # [G, 1]
 
     @classmethod
@@ -51,12 +52,16 @@ class _Knobs:
             temperature=metadata.temperature[rows, None].to(logits.dtype).clamp_min(smallest),
             top_k=metadata.top_k[rows, None],
             top_p=metadata.top_p[rows, None],
+            min_p=None if metadata.min_p is None else metadata.min_p[rows, None],
             largest=logits.amax(-1, keepdim=True),
         )
 
     def weigh(self, logits: Tensor) -> Tensor:
         # In place: at a vocabulary's width, fresh memory costs as much as the arithmetic.
-        return (logits - self.largest).div_(self.temperature).exp_().double()
+        weights = (logits - self.largest).div_(self.temperature).exp_().double()
+        if self.min_p is not None:
+            weights.masked_fill_(weights < self.min_p, 0.0)  # the largest weight is 1
+        return weights
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -87,6 +87,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_with_head(self) -> int:
+        """Admitted sequences that the draft head drafts for."""
+        return sum(seq.uses_head for seq in self._running.values())
+
+    @property
     def has_work(self) -> bool:
         """True if `schedule` would return something to run."""
         return bool(self._running) or len(self._waiting) > 0
@@ -279,6 +284,7 @@ class Scheduler:
             finish_reason=cut.finish_reason,
             num_draft_tokens=scheduled.num_draft_tokens,
             num_accepted_tokens=min(output.num_accepted_tokens, len(cut.token_ids)),
+            draft_parents=scheduled.draft_parents,
         )
 
     def _can_admit(self) -> bool:

@@ -41,7 +41,7 @@ def plan_variants(heads: Heads, *, depths: Sequence[int], tree: TreeSpec | None,
         tree: of the P-EAGLE head; None leaves it out.
         with_lookups: also draft by n-grams and suffixes, without a head.
     """
-    variants = [Variant(name="none", spec=SpecConfig())]
+    variants = [Variant(name="none", spec=SpecConfig(num_speculative_tokens=0))]
     for name, head in (("eagle3", heads.eagle3), ("peagle", heads.peagle)):
         if head is None:
             continue

@@ -14,7 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from peagle import EngineStats
+from peagle import EngineHealth, EngineStats
+from server.engine_metrics import Snapshot
 from server.prometheus import engine_metrics
 from tests.builders.real_server import real_server
 from tests.deploy.tools import DASHBOARD, RULES, find_tool, only_in_deploy_check, run, succeed
@@ -53,7 +54,7 @@ def rules() -> list[dict[str, Any]]:
 def served_names() -> set[str]:
     """Every sample's name, with the endings that the wire format adds."""
     names = {"up", "process_start_time_seconds", "process_resident_memory_bytes"}
-    for metric in engine_metrics(EngineStats(), model_name="m"):
+    for metric in engine_metrics(Snapshot(EngineStats(), EngineHealth(is_alive=True, step_age_s=0.0)), model_name="m"):
         endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
         names |= {metric.name + ending for ending in endings}
     return names

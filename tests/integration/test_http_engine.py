@@ -131,5 +131,5 @@ def test_refused_requests_leave_no_trace(real: RealServer) -> None:
         for fields in refused:
             assert httpx.post(url, json=chat_body(**fields), timeout=DEADLINE_S).status_code == 400
     metrics = httpx.get(f"{real.url}/metrics", timeout=DEADLINE_S).text
-    assert 'vllm:num_requests_running{engine="0",model_name="acme/tiny"} 0.0' in metrics
+    assert 'vllm:num_requests_running{engine="0",model_name="acme/tiny"} 0\n' in metrics
     assert httpx.get(f"{real.url}/health", timeout=DEADLINE_S).json() == {}

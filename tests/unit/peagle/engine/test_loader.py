@@ -43,7 +43,9 @@ def test_phases_come_in_their_order(checkpoint: Path, head: Path, has_head: bool
         EnginePhase.ALLOCATING_KV_CACHE,
         EnginePhase.WARMING_UP,
     ]
-    assert phases == [phase for phase in expected if has_head or phase is not EnginePhase.LOADING_DRAFTER]
+    if not has_head:
+        expected.remove(EnginePhase.LOADING_DRAFTER)
+    assert list(dict.fromkeys(phases)) == expected  # warming up comes more than once: it tells how far it is
     assert loaded.directory == checkpoint
     assert loaded.tokenizer.vocab_size == 272
 

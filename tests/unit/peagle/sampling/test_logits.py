@@ -17,6 +17,7 @@ params = st.builds(
     temperature=st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.0]) | st.floats(0.01, 2.0),
     top_k=st.integers(0, 24),
     top_p=st.sampled_from([1.0, 0.5, 0.9, 1e-12]) | st.floats(0.01, 1.0),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]) | st.floats(0.0, 1.0),
 )
 # Few distinct values, so that ties and round probabilities are common, or any.
 values = st.sampled_from([0.0, 1.0, -1.0, 0.5, -np.inf]) | st.floats(-30, 30, width=32)
@@ -47,8 +48,14 @@ def test_every_width_equals_the_reference(
     spread: float, levels: int | None, vocab_size: int, generator: torch.Generator
 ) -> None:
     settings_of_rows = [(0, 0.5), (0, 0.999), (5, 1.0), (40, 0.9), (256, 1.0), (0, 1.0), (4500, 0.7), (10**6, 0.3)]
-    for some in (settings_of_rows[:5], settings_of_rows[2:5], settings_of_rows):
-        batch = [SamplingRow(params=SamplingParams(top_k=k, top_p=p), seed=0, position=0) for k, p in some]
+    for some, min_p in (
+        (settings_of_rows[:5], 0.0),
+        (settings_of_rows[2:5], 0.0),
+        (settings_of_rows, 0.0),
+        (settings_of_rows, 0.02),
+    ):
+        kinds = [SamplingParams(top_k=k, top_p=p, min_p=min_p) for k, p in some]
+        batch = [SamplingRow(params=params, seed=0, position=0) for params in kinds]
         logits = torch.randn(len(batch), vocab_size, generator=generator) * spread
         if levels is not None:
             logits = (logits * levels).round() / levels  # many ties, also across the cut

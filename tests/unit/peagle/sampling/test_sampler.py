@@ -19,6 +19,7 @@ params = st.builds(
     temperature=st.sampled_from([0.0, 0.3, 1.0]),
     top_k=st.integers(0, 6),
     top_p=st.sampled_from([1.0, 0.5, 0.8]),
+    min_p=st.sampled_from([0.0, 0.0, 0.3]),
 )
 rows = st.builds(SamplingRow, params=params, seed=st.integers(-5, 10**6), position=st.integers(0, 9))
 values = st.sampled_from([0.0, 1.0, -np.inf, np.nan, np.inf]) | st.floats(-30, 30, width=32)
@@ -28,7 +29,8 @@ KINDS = [
     SamplingParams(),
     SamplingParams(temperature=0.6, top_k=40),
     SamplingParams(top_p=0.9),
-    SamplingParams(temperature=1.3, top_k=300, top_p=0.7),
+    SamplingParams(temperature=1.3, top_k=300, top_p=0.7, min_p=0.01),
+    SamplingParams(min_p=0.05),
 ]
 
 
@@ -45,7 +47,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
 
 
 def test_rows_do_not_depend_on_the_batch(generator: torch.Generator) -> None:
-    batch = [SamplingRow(params=KINDS[i % 5], seed=i, position=i) for i in range(40)]
+    batch = [SamplingRow(params=KINDS[i % len(KINDS)], seed=i, position=i) for i in range(40)]
     logits = torch.randn(40, 5000, generator=generator) * 4
     together = sample(logits, SamplingMetadata.build(batch)).token_ids.tolist()
     for i, row in enumerate(batch):
@@ -64,7 +66,7 @@ def test_a_broken_row_harms_no_other(generator: torch.Generator) -> None:
     broken[1::4, 600] = float("inf")
     broken[2::4] = float("-inf")
     result = sample(broken, SamplingMetadata.build(batch))
-    assert result.is_valid.tolist() == [False, False, False, True] * 5
+    assert result.is_valid.tolist() == [False, False, False, True] * len(KINDS)
     assert torch.equal(result.token_ids[3::4], healthy[3::4])
 
 
@@ -100,7 +102,7 @@ def test_a_rounding_error_seldom_changes_a_token(generator: torch.Generator) -> 
 
 
 def test_half_precision_and_no_change_of_the_input(generator: torch.Generator) -> None:
-    logits = torch.randn(5, 300, generator=generator).bfloat16()
+    logits = torch.randn(len(KINDS), 300, generator=generator).bfloat16()
     before = logits.clone()
     batch = [SamplingRow(params=p, seed=3, position=4) for p in KINDS]
     tokens = sample(logits, SamplingMetadata.build(batch)).token_ids

@@ -1,0 +1,1 @@
+"""The draft heads that ship with the package, one directory each, with the recipe that made it."""

@@ -1,0 +1,104 @@
+"""The text of `/metrics`, in the format that every scraper takes.
+
+Gateways ask for it twenty times a second, from the event loop that also writes every stream. Of the engine's 500 lines
+only the numbers change, so everything before the number is made once. Owns this text. Refuses to know what is exported
+(`engine_metrics`), and to lock anything: it reads a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from peagle.stats import Histogram
+from server.engine_bundle import EngineBundle
+from server.engine_metrics import ENGINE_METRICS, EngineMetric, Snapshot
+from server.prometheus import ENGINE_INDEX, LABELS
+
+
+class MetricsPage:
+    """Everything that `/metrics` says: of the engine once there is one, and of the process.
+
+    Args:
+        registry: what is not the engine's.
+        get_bundle: the engine, once it is loaded.
+        get_model_name: the value of the label `model_name`.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        get_bundle: Callable[[], EngineBundle | None],
+        get_model_name: Callable[[EngineBundle], str],
+    ) -> None:
+        self._registry = registry
+        self._get_bundle = get_bundle
+        self._get_model_name = get_model_name
+        self._text: EngineText | None = None
+
+    def render(self) -> bytes:
+        """The page as it is now."""
+        rest = generate_latest(self._registry)
+        bundle = self._get_bundle()
+        if bundle is None:
+            return rest
+        if self._text is None:
+            self._text = EngineText(self._get_model_name(bundle))
+        engine = bundle.engine
+        return self._text.render(Snapshot(engine.stats(), engine.health())).encode() + rest
+
+
+class EngineText:
+    """The engine's part. Keeps the beginning of every line that it has ever written.
+
+    Args:
+        model_name: the value of the label.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = dict(zip(LABELS, (model_name, ENGINE_INDEX), strict=True))
+        self._headers = [_header(metric) for metric in ENGINE_METRICS]
+        self._heads: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+
+    def render(self, snapshot: Snapshot) -> str:
+        """All metrics of a snapshot."""
+        lines: list[str] = []
+        for metric, header in zip(ENGINE_METRICS, self._headers, strict=True):
+            lines.append(header)
+            for values, reading in metric.read(snapshot):
+                heads = self._heads.get((metric.name, values))
+                if heads is None:
+                    heads = self._heads[metric.name, values] = self._make_heads(metric, values, reading)
+                if not isinstance(reading, Histogram):
+                    lines.append(f"{heads[0]}{reading}\n")
+                    continue
+                cumulative = list(accumulate(reading.counts))
+                lines += [f"{head}{count}\n" for head, count in zip(heads, cumulative, strict=False)]
+                lines.append(f"{heads[-2]}{cumulative[-1]}\n{heads[-1]}{reading.total}\n")
+        return "".join(lines)
+
+    def _make_heads(self, metric: EngineMetric, values: tuple[str, ...], reading: float | Histogram) -> list[str]:
+        """Of a histogram: one for each bucket, then those of count and sum."""
+        labels = self._labels | dict(zip(metric.labels, values, strict=True))
+        if not isinstance(reading, Histogram):
+            return [_head(metric.name + ("_total" if metric.kind == "counter" else ""), labels)]
+        bounds = [*(str(float(bound)) for bound in reading.bounds), "+Inf"]
+        buckets = [_head(f"{metric.name}_bucket", labels | {"le": bound}) for bound in bounds]
+        return [*buckets, _head(f"{metric.name}_count", labels), _head(f"{metric.name}_sum", labels)]
+
+
+def _header(metric: EngineMetric) -> str:
+    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    return f"# HELP {name} {metric.text}\n# TYPE {name} {metric.kind}\n"
+
+
+def _head(name: str, labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{label}="{_escape(labels[label])}"' for label in sorted(labels))
+    return f"{name}{{{pairs}}} "
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
