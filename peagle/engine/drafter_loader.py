@@ -19,6 +19,7 @@ from peagle.attention.sdpa import SdpaAttention
 from peagle.drafter.choice import DraftChoice, LikeliestChain
 from peagle.drafter.drawn_choice import DrawnChain
 from peagle.drafter.eagle3 import Eagle3Drafter
+from peagle.drafter.fused_head import fuse_projections
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape
 from peagle.drafter.interface import Drafter
@@ -74,6 +75,7 @@ class DrafterPlan:
             dtype=precision.compute_dtype,
             device=precision.device,
         )
+        fuse_projections(head)
         if precision.packed:
             pack_linears(head)
         return head
