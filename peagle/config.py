@@ -20,6 +20,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 Dtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
 KVCacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 GraphMode = Literal["auto", "eager", "capture"]
 
@@ -70,10 +71,16 @@ class ModelConfig:
     )
     num_threads: int | None = option(None, "CPU threads of a step; default: the cores that this process may use")
     seed: int = option(0, "seed from which the seeds of requests without one are drawn")
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "what logprobs are of: raw_logprobs, the model's own distribution, or processed_logprobs, the one that tokens "
+        "are drawn from, after bias, penalties, temperature and truncation",
+    )
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, Dtype)
         _check_choice("device", self.device, Device)
+        _check_choice("logprobs_mode", self.logprobs_mode, LogprobsMode)
         _check_min("max_model_len", self.max_model_len, 2)
         _check_min("num_threads", self.num_threads, 1)
         if not self.model:

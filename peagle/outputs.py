@@ -7,7 +7,7 @@ scheduler --SchedulerOutput--> runner --ModelRunnerOutput--> scheduler --Sequenc
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from peagle.sampling_params import SamplingParams
@@ -128,13 +128,17 @@ class SequenceCommit:
     prompt_logprobs: SequenceOf[TokenLogprobs] = ()  # of the prompt's tokens from `prompt_logprobs_start` on
     prompt_logprobs_start: int = 0
 
+    def first(self, count: int) -> SequenceCommit:
+        """The commit with its first `count` tokens alone."""
+        return replace(self, new_token_ids=self.new_token_ids[:count], logprobs=self.logprobs[:count])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of a request so far.
 
     The last two compare the client's prediction with the answer itself, not with what was drafted: they are the same
-    for every drafter. Rejected ones are counted when the answer has ended.
+    for every drafter. They are counted when the answer has ended.
     """
 
     prompt_tokens: int

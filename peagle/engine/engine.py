@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peagle.engine.output_processor import OutputProcessor
+from peagle.engine.token_ids import check_token_ids
 from peagle.errors import ContextLengthError, DeviceLostError, IntegrityError, InvalidParameterError
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.outputs import (
@@ -108,8 +109,11 @@ class LLMEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room, or prompt and max_tokens together do not fit.
-            InvalidParameterError: an empty prompt, or a token id outside the vocabulary.
+            InvalidParameterError: an empty prompt, a token id outside the vocabulary, or a grammar.
         """
+        check_token_ids(request.params, vocab_size=self._parts.vocab_size)
+        if request.params.grammar is not None:
+            raise InvalidParameterError("this engine has no structured output yet", param="response_format")
         num_prompt, limit = len(request.prompt_token_ids), self._parts.max_model_len
         if num_prompt == 0:
             raise InvalidParameterError("the prompt is empty", param="messages")

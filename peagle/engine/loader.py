@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from peagle.attention.sdpa import SdpaAttention
-from peagle.config import CacheConfig, EngineConfig, GraphConfig, SchedulerConfig
+from peagle.config import CacheConfig, EngineConfig, GraphConfig, LogprobsMode, SchedulerConfig
 from peagle.cuda_graphs.buckets import Buckets
 from peagle.drafter.head import DraftHead
+from peagle.drafter.interface import Drafter
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.checkpoint import resolve_checkpoint
 from peagle.engine.drafter_loader import DrafterPlan, DrafterSizes, build_drafter, drafter_block_bytes, plan_drafter
@@ -53,11 +54,13 @@ from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.input_batch import PaddingPolicy
 from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
+from peagle.runner.row_logprobs import AnswerLogprobs
 from peagle.runner.verification import MatchVerification, Verification
 from peagle.runner.warmup import warm_up
 from peagle.scheduler.scheduler import Scheduler
 from peagle.scheduler.speculation import Speculation
 from peagle.spec_config import SpecConfig
+from peagle.stats import GraphStats
 from peagle.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -130,22 +133,10 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         padding=padding,
         limits=limits,
         capture=capture,
-        verification=_verification(config.spec),
+        verification=_verification(config.spec, config.model.logprobs_mode),
     )
 
-    warm_up(
-        runner,
-        batch_sizes=padding.batch_sizes.sizes if capture else (1,),
-        max_num_tokens=max_model_len - 1,
-        block_size=block_size,
-        has_drafter=head is not None,
-        on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
-    )
-    graph_stats = {"target": runner.graph_stats}
-    if isinstance(head_drafter, GraphedDrafter):
-        graph_stats["drafter"] = head_drafter.graph_stats
-    for stats in graph_stats.values():
-        stats.reset()  # warming up does not count
+    _warm_up(runner, sizes, on_phase, has_drafter=head is not None)
     parts = EngineParts(
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=precision.device.type == "cpu"),
@@ -160,17 +151,39 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         vocab_size=target.geometry.vocab_size,
         num_speculative_tokens=max(plan.num_depths, num_lookup_drafts(config.spec)),
         drafter_name=drafter_name(config.spec, plan.head_config),
-        graph_stats=graph_stats,
+        graph_stats=_fresh_graph_stats(runner, head_drafter),
         seed=config.model.seed,
     )
     _give_back_memory()
     return LoadedEngine(engine=LLMEngine(parts), tokenizer=tokenizer, config=config, directory=directory)
 
 
-def _verification(spec: SpecConfig) -> Verification:
+def _warm_up(runner: ModelRunner, sizes: DrafterSizes, on_phase: PhaseListener, *, has_drafter: bool) -> None:
+    warm_up(
+        runner,
+        batch_sizes=sizes.padding.batch_sizes.sizes if sizes.capture else (1,),
+        max_num_tokens=sizes.max_model_len - 1,
+        block_size=sizes.block_size,
+        has_drafter=has_drafter,
+        on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
+    )
+
+
+def _fresh_graph_stats(runner: ModelRunner, head_drafter: Drafter) -> dict[str, GraphStats]:
+    """Counters by who counts, from zero: warming up does not count."""
+    counters = {"target": runner.graph_stats}
+    if isinstance(head_drafter, GraphedDrafter):
+        counters["drafter"] = head_drafter.graph_stats
+    for stats in counters.values():
+        stats.reset()
+    return counters
+
+
+def _verification(spec: SpecConfig, mode: LogprobsMode) -> Verification:
+    logprobs = AnswerLogprobs(mode)
     if spec.draft_sample_method == "greedy":
-        return MatchVerification()
-    return DrawnVerification(spec.rejection_sample_method)
+        return MatchVerification(logprobs)
+    return DrawnVerification(spec.rejection_sample_method, logprobs)
 
 
 def _give_back_memory() -> None:

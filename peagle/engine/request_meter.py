@@ -6,11 +6,11 @@ stands: the output processor says when something happened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from peagle.outputs import RequestTimes, SequenceCommit
+from peagle.outputs import RequestSpecStats, RequestTimes, SequenceCommit
 from peagle.sequence import FinishReason, Sequence
-from peagle.stats import EngineStats
+from peagle.stats import EngineStats, SpecDecodeStats
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,8 +22,19 @@ class RequestMoments:
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
-    num_drafts: int = 0
-    num_accepted_tokens: int = 0
+    spec: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+
+    @property
+    def spec_stats(self) -> RequestSpecStats | None:
+        """What speculation did for it so far; None if it never ran."""
+        if self.first_scheduled is None:
+            return None
+        return RequestSpecStats(
+            num_drafts=self.spec.num_drafts,
+            num_draft_tokens=self.spec.num_draft_tokens,
+            num_accepted_tokens=self.spec.num_accepted_tokens,
+            num_accepted_tokens_per_pos=tuple(self.spec.num_accepted_tokens_per_pos),
+        )
 
 
 class RequestMeter:
@@ -49,9 +60,11 @@ class RequestMeter:
 
     def note_committed(self, moments: RequestMoments, commit: SequenceCommit) -> None:
         """A step has committed something for it."""
-        if commit.num_draft_tokens:
-            moments.num_drafts += 1
-            moments.num_accepted_tokens += commit.num_accepted_tokens
+        moments.spec.observe(
+            num_draft_tokens=commit.num_draft_tokens,
+            num_accepted_tokens=commit.num_accepted_tokens,
+            draft_parents=commit.draft_parents,
+        )
 
     def note_tokens(self, moments: RequestMoments, num_tokens: int, now: float) -> None:
         """Its client gets `num_tokens` more tokens, 0 for none."""
@@ -98,8 +111,8 @@ class RequestMeter:
         observed.decode_time_s.observe(decode_s)
         if moments.num_tokens > 1:
             observed.time_per_output_token_s.observe(decode_s / (moments.num_tokens - 1))
-        if moments.num_drafts:
-            observed.acceptance_length.observe(1 + moments.num_accepted_tokens / moments.num_drafts)
+        if moments.spec.num_drafts:
+            observed.acceptance_length.observe(1 + moments.spec.num_accepted_tokens / moments.spec.num_drafts)
 
 
 def _since(start: float, moment: float | None) -> float | None:

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from peagle.drafter.interface import NO_TOKEN, DraftBatch, DraftProposal
 from peagle.outputs import ScheduledSequence
-from peagle.runner.verification import Verdict, drafts_of, sampling_rows, to_verdicts
+from peagle.runner.row_logprobs import AnswerLogprobs
+from peagle.runner.verdict import Verdict
+from peagle.runner.verification import drafts_of, sampling_rows, to_verdicts
+from peagle.sampling.adjustments import adjusted
 from peagle.sampling.batch import SamplingMetadata
 from peagle.sampling.logits import target_probs
 from peagle.spec_config import RejectionSampleMethod
@@ -44,20 +47,24 @@ class DrawnVerification:
 
     Args:
         method: the rule.
+        logprobs: finds those of the tokens that stand.
     """
 
-    def __init__(self, method: RejectionSampleMethod) -> None:
+    def __init__(self, method: RejectionSampleMethod, logprobs: AnswerLogprobs | None = None) -> None:
         self._rule = _RULES[method]
+        self._logprobs = logprobs or AnswerLogprobs()
         self._drawn: dict[int, _Drawn] = {}  # by seq id, of the last step alone
 
     def verify(self, sampling: SequenceOf[ScheduledSequence], logits: Tensor) -> dict[int, Verdict]:
         """See `Verification`."""
         assert all(s.draft_parents is None for s in sampling), "R2 and R3 judge chains"
-        metadata = SamplingMetadata.build(sampling_rows(sampling), device=logits.device)
+        rows = sampling_rows(sampling)
+        drawn_from = adjusted(logits, rows)
+        metadata = SamplingMetadata.build(rows, device=logits.device)
         num_drafts = [s.num_draft_tokens for s in sampling]
         grid = padded_rows(num_drafts, device=logits.device)  # [num_sampling, K + 1]
         chains = DrawnChains(
-            target_probs=target_probs(logits, metadata)[grid],
+            target_probs=target_probs(drawn_from, metadata)[grid],
             draft_token_ids=padded_drafts([drafts_of(s) for s in sampling], device=logits.device),
             draft_probs=self._draft_probs(sampling, logits),
         )
@@ -67,8 +74,9 @@ class DrawnVerification:
             num_drafts=max(num_drafts),
             device=logits.device,
         )
-        is_valid = logits.amax(-1).isfinite()[grid]
-        return to_verdicts(sampling, self._rule(chains, noise, is_valid=is_valid))
+        is_valid = drawn_from.amax(-1).isfinite()[grid]
+        verdicts = to_verdicts(sampling, self._rule(chains, noise, is_valid=is_valid))
+        return self._logprobs.attach(sampling, verdicts, raw=logits, adjusted=drawn_from, rows=rows)
 
     def remember(self, batch: DraftBatch, proposal: DraftProposal) -> None:
         """Keep what the next step's drafts were drawn from."""

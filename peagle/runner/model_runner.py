@@ -29,12 +29,15 @@ from peagle.outputs import (
     SchedulerOutput,
     SequenceOutput,
     StepTiming,
+    TokenLogprobs,
 )
 from peagle.runner.input_batch import InputBatch, PaddingPolicy, PagePool, Section, build_input_batch
 from peagle.runner.next_drafts import NextDrafts, drafts_by_index
+from peagle.runner.row_logprobs import prompt_logprobs
 from peagle.runner.section_grid import SectionGrid
 from peagle.runner.tree_rows import accepted_moves
-from peagle.runner.verification import MatchVerification, Verdict, Verification
+from peagle.runner.verdict import Verdict
+from peagle.runner.verification import MatchVerification, Verification
 from peagle.stats import GraphStats
 
 
@@ -115,10 +118,11 @@ class ModelRunner:
         if batch.is_decode_only:
             outputs = self._run_grid(batch.sections[0])
             features, is_finite = outputs.get("features"), outputs["is_finite"]
-            logits = outputs["logits"]
+            every_logit = logits = outputs["logits"]
             if len(rows) < len(logits):  # some rows are padding
                 logits = logits[rows]
             verdicts = self._verification.verify(batch.sampling, logits)
+            of_prompts = prompt_logprobs(batch, lambda wanted: every_logit[wanted])
         else:
             self._graphs.stats.eager += 1
             target_output = self._run_sections(batch)
@@ -126,12 +130,14 @@ class ModelRunner:
             verdicts = {}
             if rows:
                 verdicts = self._verification.verify(batch.sampling, self._target.logits(target_output.hidden[rows]))
+            hidden = target_output.hidden
+            of_prompts = prompt_logprobs(batch, lambda wanted: self._target.logits(hidden[wanted]))
         self._keep_accepted(batch.sampling, verdicts)
         verdicts |= _broken_prefills(batch, is_finite)
         verified = time.perf_counter()
         drafts = self._draft(batch, verdicts, features)
         return ModelRunnerOutput(
-            outputs=tuple(_sequence_output(scheduled, verdicts, drafts) for scheduled in step.scheduled),
+            outputs=tuple(_sequence_output(scheduled, verdicts, drafts, of_prompts) for scheduled in step.scheduled),
             timing=StepTiming(verify_s=verified - started, draft_s=time.perf_counter() - verified),
         )
 
@@ -269,11 +275,15 @@ def _broken_prefills(batch: InputBatch, is_finite: Tensor) -> dict[int, Verdict]
 
 
 def _sequence_output(
-    scheduled: ScheduledSequence, verdicts: Mapping[int, Verdict], drafts: Mapping[int, NextDrafts]
+    scheduled: ScheduledSequence,
+    verdicts: Mapping[int, Verdict],
+    drafts: Mapping[int, NextDrafts],
+    of_prompts: Mapping[int, SequenceOf[TokenLogprobs]],
 ) -> SequenceOutput:
     verdict = verdicts.get(scheduled.seq_id)
+    of_prompt = of_prompts.get(scheduled.seq_id, ())
     if verdict is None:
-        return SequenceOutput(seq_id=scheduled.seq_id, token_ids=(), num_accepted_tokens=0)
+        return SequenceOutput(seq_id=scheduled.seq_id, token_ids=(), num_accepted_tokens=0, prompt_logprobs=of_prompt)
     found, proposed = verdict.output, drafts.get(scheduled.seq_id, NextDrafts())
     return SequenceOutput(
         seq_id=found.seq_id,
@@ -283,4 +293,6 @@ def _sequence_output(
         draft_confidences=proposed.confidences,
         draft_parents=proposed.parents,
         error=found.error,
+        logprobs=found.logprobs,
+        prompt_logprobs=of_prompt,
     )

@@ -7,27 +7,22 @@ Refuses to know models and caches: which keys are worth keeping follows from a v
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from peagle.drafter.interface import DraftBatch, DraftProposal
 from peagle.outputs import NOT_NUMBERS, ScheduledSequence, SequenceOutput
+from peagle.runner.row_logprobs import AnswerLogprobs
 from peagle.runner.tree_rows import draft_depths, draft_parents, is_tree
+from peagle.runner.verdict import Verdict
+from peagle.sampling.adjustments import adjusted
 from peagle.sampling.batch import SamplingMetadata, SamplingRow
+from peagle.sampling.context import RowContext, SequenceContext
 from peagle.sampling.sampler import SampledTokens, sample
 from peagle.verifier.acceptance import VerifyResult, verify
 from peagle.verifier.layout import padded_drafts, padded_rows
 from peagle.verifier.tree import TokenTrees, verify_tree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What came of one sequence."""
-
-    output: SequenceOutput
-    accepted_nodes: SequenceOf[int] | None = None  # which drafts stand, if they were a tree; None: the first ones
 
 
 class Verification(Protocol):
@@ -48,17 +43,22 @@ class Verification(Protocol):
 
 
 class MatchVerification:
-    """Rule R1, on chains and trees. See `Verification`."""
+    """Rule R1, on chains and trees. See `Verification`.
+
+    Args:
+        logprobs: finds those of the tokens that stand.
+    """
+
+    def __init__(self, logprobs: AnswerLogprobs | None = None) -> None:
+        self._logprobs = logprobs or AnswerLogprobs()
 
     def verify(self, sampling: SequenceOf[ScheduledSequence], logits: Tensor) -> dict[int, Verdict]:
         """Sample every row and compare with the drafts."""
-        sampled = sample(logits, SamplingMetadata.build(sampling_rows(sampling), device=logits.device))
-        if any(is_tree(scheduled) for scheduled in sampling):
-            return _match_trees(sampling, sampled)
-        device = logits.device
-        grid = padded_rows([s.num_draft_tokens for s in sampling], device=device)  # [num_sampling, K + 1]
-        drafts = padded_drafts([drafts_of(s) for s in sampling], device=device)
-        return to_verdicts(sampling, verify(sampled.token_ids[grid], drafts, sampled.is_valid[grid]))
+        rows = sampling_rows(sampling)
+        drawn_from = adjusted(logits, rows)
+        sampled = sample(drawn_from, SamplingMetadata.build(rows, device=logits.device))
+        match = _match_trees if any(is_tree(scheduled) for scheduled in sampling) else _match_chains
+        return self._logprobs.attach(sampling, match(sampling, sampled), raw=logits, adjusted=drawn_from, rows=rows)
 
     def remember(self, batch: DraftBatch, proposal: DraftProposal) -> None:
         """It does not matter where drafts come from."""
@@ -66,10 +66,36 @@ class MatchVerification:
 
 def sampling_rows(sampling: SequenceOf[ScheduledSequence]) -> list[SamplingRow]:
     """The rows to be verified. All rows of one depth of a tree draw the same position's token, with the same noise."""
+    rows: list[SamplingRow] = []
+    for s in sampling:
+        contexts = _contexts(s) if s.params.adjusts_logits or s.row_masks is not None else None
+        for row, depth in enumerate((0, *draft_depths(s))):
+            rows.append(
+                SamplingRow(
+                    params=s.params,
+                    seed=s.seed,
+                    position=s.start + s.num_known_tokens + depth,
+                    context=None if contexts is None else contexts[row],
+                )
+            )
+    return rows
+
+
+def _contexts(scheduled: ScheduledSequence) -> list[RowContext]:
+    """What each row to be verified comes after: the known tokens, and the drafts on its own path."""
+    sequence = SequenceContext(
+        params=scheduled.params,
+        known_token_ids=scheduled.known_token_ids[: scheduled.start + scheduled.num_known_tokens],
+        num_prompt_tokens=scheduled.num_prompt_tokens,
+        end_token_ids=scheduled.eos_token_ids | scheduled.params.stop_token_ids,
+    )
+    paths: list[tuple[int, ...]] = [()]
+    for token_id, parent in zip(drafts_of(scheduled), draft_parents(scheduled), strict=True):
+        paths.append((*paths[1 + parent], token_id))
+    masks = scheduled.row_masks
     return [
-        SamplingRow(params=s.params, seed=s.seed, position=s.start + s.num_known_tokens + depth)
-        for s in sampling
-        for depth in (0, *draft_depths(s))
+        RowContext(sequence=sequence, draft_token_ids=path, allowed_mask=None if masks is None else masks[row])
+        for row, path in enumerate(paths)
     ]
 
 
@@ -94,6 +120,14 @@ def to_verdicts(sampling: SequenceOf[ScheduledSequence], result: VerifyResult) -
         )
         for index, scheduled in enumerate(sampling)
     }
+
+
+def _match_chains(sampling: SequenceOf[ScheduledSequence], sampled: SampledTokens) -> dict[int, Verdict]:
+    """R1 where all drafts are chains."""
+    device = sampled.token_ids.device
+    grid = padded_rows([s.num_draft_tokens for s in sampling], device=device)  # [num_sampling, K + 1]
+    drafts = padded_drafts([drafts_of(s) for s in sampling], device=device)
+    return to_verdicts(sampling, verify(sampled.token_ids[grid], drafts, sampled.is_valid[grid]))
 
 
 def _match_trees(sampling: SequenceOf[ScheduledSequence], sampled: SampledTokens) -> dict[int, Verdict]:

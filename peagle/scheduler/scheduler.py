@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from peagle.config import SchedulerConfig
 from peagle.errors import ConfigError, ContextLengthError, EngineOverloadedError, IntegrityError
-from peagle.kv_cache import KVCacheManager
+from peagle.kv_cache import KVCacheManager, PrefixMatch
 from peagle.outputs import (
     ModelRunnerOutput,
     ScheduledSequence,
@@ -154,8 +154,8 @@ class Scheduler:
         """Commit a step: append tokens, advance counters, publish blocks, end what has ended.
 
         Returns:
-            One commit per sequence that sampled, in the order of `scheduled`. Chunks commit no token and are left out,
-            as are sequences that ended while the step ran.
+            One commit per sequence that sampled, in the order of `scheduled`. Chunks commit no token and are left out
+            unless they bring log probabilities of the prompt; so are sequences that ended while the step ran.
         """
         assert len(scheduler_output.scheduled) == len(runner_output.outputs)
         pairs = list(zip(scheduler_output.scheduled, runner_output.outputs, strict=True))
@@ -173,6 +173,8 @@ class Scheduler:
             else:
                 seq.num_computed_tokens = scheduled.start + scheduled.num_known_tokens
                 self._kv.publish(seq)
+                if output.prompt_logprobs:
+                    commits.append(_chunk_commit(seq, scheduled, output))
         return commits
 
     def check_integrity(self) -> None:
@@ -233,7 +235,7 @@ class Scheduler:
         while plan.budget_left > 0 and self._can_admit():
             seq = self._waiting.peek()
             seq.uses_head = self._speculation.uses_head(seq, num_running=len(self._running))
-            prefix = self._kv.match_prefix(seq)
+            prefix = self._match_prefix(seq)
             rest = Grant(
                 seq=seq,
                 num_known_tokens=seq.num_tokens,
@@ -285,7 +287,14 @@ class Scheduler:
             num_draft_tokens=scheduled.num_draft_tokens,
             num_accepted_tokens=min(output.num_accepted_tokens, len(cut.token_ids)),
             draft_parents=scheduled.draft_parents,
+            logprobs=output.logprobs[: len(cut.token_ids)],
+            prompt_logprobs=output.prompt_logprobs,
+            prompt_logprobs_start=scheduled.start + 1,
         )
+
+    def _match_prefix(self, seq: Sequence) -> PrefixMatch:
+        """What the cache holds of a sequence. Nothing, if every row of its prompt is wanted."""
+        return PrefixMatch() if seq.params.prompt_logprobs is not None else self._kv.match_prefix(seq)
 
     def _can_admit(self) -> bool:
         return len(self._waiting) > 0 and len(self._running) < self._config.max_num_seqs
@@ -314,6 +323,17 @@ class Scheduler:
 
     def _num_mask_slots(self, grant: Grant) -> int:
         return self._speculation.num_lookahead_slots(grant, max_model_len=self._max_model_len)
+
+
+def _chunk_commit(seq: Sequence, scheduled: ScheduledSequence, output: SequenceOutput) -> SequenceCommit:
+    return SequenceCommit(
+        seq_id=seq.seq_id,
+        request_id=seq.request_id,
+        new_token_ids=(),
+        finish_reason=None,
+        prompt_logprobs=output.prompt_logprobs,
+        prompt_logprobs_start=scheduled.start + 1,
+    )
 
 
 def _is_decoding(seq: Sequence) -> bool:

@@ -61,6 +61,7 @@ class Grant:
             num_prompt_tokens=seq.num_prompt_tokens,
             predicted_token_ids=seq.predicted_token_ids,
             uses_head=seq.uses_head,
+            eos_token_ids=frozenset() if seq.params.ignore_eos else seq.eos_token_ids,
         )
 
 

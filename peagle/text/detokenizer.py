@@ -71,8 +71,9 @@ class _ByteStream:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        self._decoder.reset()  # what it holds is the beginning of a character that never came
-        return ""
+        held = self._decoder.getstate()[0]
+        self._decoder.reset()
+        return "" if _begins_character(held) else held.decode("utf-8", "replace")
 
 
 class _WindowStream:
@@ -115,10 +116,19 @@ class _WindowStream:
         run = list(itertools.takewhile(self._tokenizer.is_byte_token, reversed(self._pending)))[::-1]
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         decoder.decode(b"".join(self._tokenizer.token_bytes(token_id) for token_id in run))
-        return len(decoder.getstate()[0])
+        held = decoder.getstate()[0]
+        return len(held) if _begins_character(held) else 0
 
     def _is_plain(self, token_id: int) -> bool:
         return not self._tokenizer.is_byte_token(token_id)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _begins_character(held: bytes) -> bool:
+    """Whether bytes that a decoder holds back may become a character.
+
+    Python's waits for the third byte of a surrogate (ED A0 to ED BF), which is no character in UTF-8, whatever comes.
+    """
+    return not (len(held) > 1 and held[0] == 0xED and held[1] >= 0xA0)
