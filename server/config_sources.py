@@ -17,8 +17,9 @@ import yaml
 from peagle.config import EngineConfig
 from peagle.config_field import unknown_key_message
 from peagle.errors import ConfigError
-from server.config_options import ENV_PREFIX, SPEC_KEY, ConfigGroup, ConfigKey, config_groups
+from server.config_options import ENV_PREFIX, ConfigGroup, ConfigKey, config_groups
 from server.config_values import parse_text, parse_yaml
+from server.container_variables import container_values
 from server.masking import masked
 from server.settings import Settings
 
@@ -27,8 +28,8 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 DEFAULT_ORIGIN = "default"
 
 _RESERVED_VARIABLES = {ENV_PREFIX + "CACHE"}
-# Other servers' containers call it so (SageMaker's vLLM, DJL's LMI); our own name is stronger.
-_SPEC_ALIASES = ("SM_VLLM_SPECULATIVE_CONFIG", "OPTION_SPECULATIVE_CONFIG")
+# As SageMaker runs a container: it is reached from outside, at this port unless a variable names another one.
+_SAGEMAKER_HOST, _SAGEMAKER_PORT = "0.0.0.0", 8080
 # Kubernetes tells a pod about every Service by variables that start with the Service's name. For one called `peagle`
 # (or `peagle-web`) they carry our prefix, so they are recognised by their shape and passed over.
 _SERVICE_LINK_NAME = re.compile(r".*(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_\w+)?)")
@@ -71,9 +72,10 @@ def load_settings(*, flags: Mapping[str, Any], environment: Mapping[str, str]) -
     keys = {key.name: key for group in groups for key in group.keys}
     config_path = flags.get("config", environment.get(CONFIG_VARIABLE) or None)
     given = _from_yaml(Path(config_path), keys) if config_path is not None else {}
-    given |= _from_aliases(environment, keys)
+    given |= _from_containers(environment, keys)
     given |= _from_environment(environment, keys)
     given |= _from_flags(flags, keys)
+    given = _for_sagemaker(given) | given
     built = {group.name: _build(group, given) for group in groups}
     server = built.pop("server")
     origins = {name: given[name].origin if name in given else DEFAULT_ORIGIN for name in keys}
@@ -109,16 +111,24 @@ def _from_environment(environment: Mapping[str, str], keys: Mapping[str, ConfigK
     return given
 
 
-def _from_aliases(environment: Mapping[str, str], keys: Mapping[str, ConfigKey]) -> dict[str, _Given]:
-    """The speculative configuration under the names of other servers' containers."""
-    texts = {variable: environment[variable] for variable in _SPEC_ALIASES if environment.get(variable)}
-    if len(set(texts.values())) > 1:
-        raise ConfigError(f"{' and '.join(texts)} are both set, and differ: unset one")
-    if not texts:
+def _from_containers(environment: Mapping[str, str], keys: Mapping[str, ConfigKey]) -> dict[str, _Given]:
+    """Under the names of other servers' containers."""
+    given = {}
+    for name, named in container_values(environment, keys).items():
+        origin = f"variable {named.variable}"
+        given[name] = _Given(value=_parsed(keys[name], named.text, parse_text, origin), origin=origin)
+    return given
+
+
+def _for_sagemaker(given: Mapping[str, _Given]) -> dict[str, _Given]:
+    """What `sagemaker` means for keys that nothing else gives."""
+    switch = given.get("sagemaker")
+    if switch is None or not switch.value:
         return {}
-    key, (variable, text) = keys[SPEC_KEY], next(iter(texts.items()))
-    origin = f"variable {variable}"
-    return {key.name: _Given(value=_parsed(key, text, parse_text, origin), origin=origin)}
+    return {
+        "host": _Given(value=_SAGEMAKER_HOST, origin=switch.origin),
+        "port": _Given(value=_SAGEMAKER_PORT, origin=switch.origin),
+    }
 
 
 def _is_service_link(variable: str, text: str) -> bool:

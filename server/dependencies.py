@@ -10,15 +10,17 @@ import asyncio
 from typing import Annotated
 
 from fastapi import Depends, Request
-from pydantic import ValidationError
 
-from peagle.errors import InvalidParameterError
 from server.engine_bundle import EngineBundle
 from server.errors import UnsupportedMediaTypeError
+from server.generation import Door
+from server.json_bodies import parse_body
 from server.json_items import LARGE_BODY_BYTES, refuse_too_many_items
 from server.lifespan import Lifecycle
 from server.schemas.chat import ChatCompletionRequest
-from server.settings import ServerConfig
+from server.schemas.completions import CompletionRequest
+from server.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from server.settings import ServerConfig, Settings
 
 
 async def get_lifecycle(request: Request) -> Lifecycle:
@@ -53,13 +55,25 @@ async def get_served_names(config: ServerConfigDep, bundle: BundleDep) -> tuple[
 ServedNamesDep = Annotated[tuple[str, ...], Depends(get_served_names)]
 
 
-async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatCompletionRequest:
+async def get_door(request: Request, served_names: ServedNamesDep, lifecycle: LifecycleDep) -> Door:
+    """Where generations are admitted."""
+    settings: Settings = request.app.state.settings
+    return Door(
+        served_names=served_names,
+        lifecycle=lifecycle,
+        has_priorities=settings.engine.scheduler.scheduling_policy == "priority",
+    )
+
+
+DoorDep = Annotated[Door, Depends(get_door)]
+
+
+async def read_json(request: Request, _bundle: BundleDep) -> bytes:
     """The body. Asking for the engine first means that nothing is read which could not be answered.
 
     Raises:
         UnsupportedMediaTypeError: not declared as JSON, or compressed.
-        pydantic.ValidationError: not JSON, or not a request that is served.
-        InvalidParameterError: too many values, or a number of thousands of digits, which Python refuses to read.
+        InvalidParameterError: too many values.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -72,12 +86,33 @@ async def read_chat_request(request: Request, _bundle: BundleDep) -> ChatComplet
         await asyncio.sleep(0)  # several at once take turns with the streams
         refuse_too_many_items(body)
         await asyncio.sleep(0)
-    try:
-        return ChatCompletionRequest.model_validate_json(body)
-    except ValidationError:
-        raise
-    except ValueError as error:
-        raise InvalidParameterError("The body has a number that is too long to be read.") from error
+    return body
+
+
+JsonDep = Annotated[bytes, Depends(read_json)]
+
+
+async def read_chat_request(body: JsonDep, config: ServerConfigDep) -> ChatCompletionRequest:
+    """See `parse_body`."""
+    return parse_body(body, ChatCompletionRequest, is_strict=config.strict_params)
+
+
+async def read_completion_request(body: JsonDep, config: ServerConfigDep) -> CompletionRequest:
+    """See `parse_body`."""
+    return parse_body(body, CompletionRequest, is_strict=config.strict_params)
+
+
+async def read_tokenize_request(body: JsonDep, config: ServerConfigDep) -> TokenizeRequest:
+    """See `parse_body`."""
+    return parse_body(body, TokenizeRequest, is_strict=config.strict_params)
+
+
+async def read_detokenize_request(body: JsonDep, config: ServerConfigDep) -> DetokenizeRequest:
+    """See `parse_body`."""
+    return parse_body(body, DetokenizeRequest, is_strict=config.strict_params)
 
 
 ChatRequestDep = Annotated[ChatCompletionRequest, Depends(read_chat_request)]
+CompletionRequestDep = Annotated[CompletionRequest, Depends(read_completion_request)]
+TokenizeRequestDep = Annotated[TokenizeRequest, Depends(read_tokenize_request)]
+DetokenizeRequestDep = Annotated[DetokenizeRequest, Depends(read_detokenize_request)]

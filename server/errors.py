@@ -15,6 +15,7 @@ logged and never sent.
     ├── HeadersTooLargeError
     ├── RequestTimeoutError       the client did not send all of it in time
     ├── MalformedRequestError     not HTTP as it is read here
+    ├── MissingParameterError
     └── UnsupportedMediaTypeError
 """
 
@@ -38,6 +39,13 @@ logger = logging.getLogger(__name__)
 
 UNSUPPORTED_PARAMETER = "unsupported_parameter"
 INVALID_COMBINATION = "invalid_combination"  # of fields; the schemas' own kind of error, sent as invalid_value
+MISSING_PARAMETER = "missing_parameter"  # likewise, sent as missing_required_parameter
+
+_OWN_CODES = {
+    UNSUPPORTED_PARAMETER: UNSUPPORTED_PARAMETER,
+    INVALID_COMBINATION: "invalid_value",
+    MISSING_PARAMETER: "missing_required_parameter",
+}
 
 _CLIENT = "invalid_request_error"
 _SERVER = "server_error"
@@ -95,6 +103,10 @@ class MalformedRequestError(HttpError):
     """What came is not HTTP, or not of a kind that is read here."""
 
 
+class MissingParameterError(HttpError):
+    """A field that the request needs is not there."""
+
+
 class UnsupportedMediaTypeError(HttpError):
     """The body is not declared as JSON, or is compressed."""
 
@@ -137,6 +149,7 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     HeadersTooLargeError: _Rule(431, _CLIENT, "headers_too_large", headers=_CLOSE),
     RequestTimeoutError: _Rule(408, _CLIENT, "request_timeout", headers=_CLOSE),
     MalformedRequestError: _Rule(400, _CLIENT, "malformed_http", headers=_CLOSE),
+    MissingParameterError: _Rule(400, _CLIENT, "missing_required_parameter"),
     UnsupportedMediaTypeError: _Rule(415, _CLIENT, "unsupported_media_type"),
     EngineOverloadedError: _Rule(
         503, _SERVER, "server_overloaded", "Too many requests are waiting. Try again in a moment.", _RETRY_SOON
@@ -186,13 +199,12 @@ def _describe_validation(error: Mapping[str, Any]) -> ErrorReply:
     location = list(error["loc"])
     if kind == "json_invalid":
         return ErrorReply(status=400, message=f"The body is not valid JSON: {context['error']}.")
-    is_own = kind in (UNSUPPORTED_PARAMETER, INVALID_COMBINATION)
+    is_own = kind in _OWN_CODES
     if is_own and "name" in context:  # found by looking at the whole object, so the location stops there
         location.append(context["name"])
     param = parameter_path(location)
     if is_own:
-        code = kind if kind == UNSUPPORTED_PARAMETER else "invalid_value"
-        return ErrorReply(status=400, message=error["msg"], param=param, code=code)
+        return ErrorReply(status=400, message=error["msg"], param=param, code=_OWN_CODES[kind])
     if param is None:
         return ErrorReply(status=400, message="The body must be a JSON object.", code="invalid_value")
     if kind == "missing":

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 import peagle
 from peagle import EngineConfig, PhaseListener
-from server.api.chat import BODY_DEFINITIONS
+from server.api import chat, completions, tokenize
 from server.api.router import create_router
 from server.body_reads import BodyReads
 from server.engine_bundle import EngineBundle, EngineStarter
@@ -62,7 +62,9 @@ class PeagleApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The API's description."""
         schema = super().openapi()
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(BODY_DEFINITIONS)
+        known = schema.setdefault("components", {}).setdefault("schemas", {})
+        for body in (chat.BODY, completions.BODY, tokenize.TOKENIZE_BODY, tokenize.DETOKENIZE_BODY):
+            known.update(body.definitions)
         return schema
 
 

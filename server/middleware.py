@@ -23,7 +23,7 @@ from server.logging import current_request_id
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("server.access")
 
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/ping"})
 CLIENT_GONE = 499  # in the access log only: there is nobody to send it to
 
 _CLOSED_TRANSPORT = "the handler is closed"  # how uvloop says that there is nobody to write to

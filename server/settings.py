@@ -25,6 +25,13 @@ class ServerConfig:
         None, "names that clients may call the model by, comma-separated; the first is used in answers"
     )
     log_level: LogLevel = option("info", "least severe level that is logged")
+    sagemaker: bool = option(
+        False,
+        "listen as SageMaker expects: on every interface, at SAGEMAKER_BIND_TO_PORT or 8080, if not set",
+    )
+    strict_params: bool = option(
+        False, "refuse requests with fields that this server does not know, instead of naming these in a header"
+    )
     keep_alive_s: float = option(15.0, "seconds of silence after which a stream gets an SSE comment; 0 sends none")
     max_body_bytes: int = option(4 * 2**20, "largest request body, in bytes or with a unit, such as 4MiB")
     request_head_timeout_s: float = option(

@@ -1,78 +1,37 @@
-"""The event stream of a chat: outputs of the engine in, server-sent events out.
+"""The event stream of an answer: outputs of the engine in, server-sent events out.
 
-Owns the wire shape of the chunks, the comments that keep an idle connection open, and the end of a stream in every
-case. The path of a chunk runs for every token of every stream on a machine that also runs the model: it builds one
-dictionary, encodes it and writes it, and starts no task, timer or wait of its own. Refuses to know how text comes
-about.
+Owns the comments that keep an idle connection open, and the end of a stream in every
+case. The path of a chunk runs for every token of every stream on a machine that also runs the model: it writes it, and
+starts no task, timer or wait of its own. Refuses to know what chunks look like and how text comes about.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from peagle import RequestOutput
-from server.errors import GenerationFailedError, describe, log_failure
-from server.generation import Generation, completion_usage, until_disconnect
-
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second is for nginx, which buffers otherwise
+from server.errors import describe, log_failure
+from server.fan_out import ChoiceOutput
+from server.generation import Generation, until_disconnect
+from server.sse import DONE, HEADERS, KEEP_ALIVE, encode_event
 
 
-def encode_event(data: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+class Chunks(Protocol):
+    """Writes outputs as events: `chat_answers` and `text_answers`."""
 
+    def encode(self, item: ChoiceOutput) -> bytes:
+        """The events of one output that did not fail; may be empty."""
+        ...
 
-class ChunkEncoder:
-    """Writes the outputs of one request as chunks.
-
-    The role chunk leaves together with the first text, so that the first chunk that a client sees is a real one: its
-    arrival is the time to first token. The last output becomes the rest of the text, the finish chunk, the usage if it
-    was asked for (with `choices` empty; `usage` is null on all other chunks then), and [DONE].
-    """
-
-    def __init__(self, *, request_id: str, created: int, model: str, include_usage: bool) -> None:
-        self._head: dict[str, Any] = {
-            "id": request_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
-        self._include_usage = include_usage
-        self._is_role_sent = False
-
-    def encode(self, output: RequestOutput) -> bytes:
-        """The events of one output that did not fail; empty while its text is held back."""
-        events = b""
-        if not self._is_role_sent and (output.text or output.finish_reason is not None):
-            self._is_role_sent = True
-            events = self._chunk({"role": "assistant", "content": "", "refusal": None})
-        if output.text:
-            events += self._chunk({"content": output.text})
-        if output.finish_reason is not None:
-            events += self._chunk({}, output.finish_reason.value)
-            if self._include_usage:
-                usage = completion_usage(output.usage).model_dump()
-                events += encode_event({**self._head, "choices": [], "usage": usage})
-            events += DONE
-        return events
-
-    def _chunk(self, delta: dict[str, str | None], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        chunk = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
-        return encode_event(chunk)
+    def end(self) -> bytes:
+        """What follows the last output, before the end marker."""
+        ...
 
 
 class KeepAlive:
@@ -115,20 +74,24 @@ class KeepAlive:
             await self._send(message)
 
 
-class ChatStream(Response):
-    """The response of a streamed request. The status is sent at once: everything that could be refused has been."""
+class AnswerStream(Response):
+    """The response of a streamed request. The status is sent at once: everything that could be refused has been.
 
-    def __init__(self, generation: Generation, *, include_usage: bool, keep_alive_s: float) -> None:
-        super().__init__(headers=HEADERS, media_type="text/event-stream")
+    Args:
+        generation: admitted, not yet entered.
+        chunks: writes its outputs.
+        keep_alive_s: seconds of silence after which a comment is sent; 0: none.
+        headers: beside those of every stream.
+    """
+
+    def __init__(
+        self, generation: Generation, chunks: Chunks, *, keep_alive_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(headers=HEADERS | dict(headers or {}), media_type="text/event-stream")
         del self.headers["content-length"]
         self._generation = generation
+        self._chunks = chunks
         self._keep_alive_s = keep_alive_s
-        self._encoder = ChunkEncoder(
-            request_id=generation.request_id,
-            created=generation.created,
-            model=generation.model,
-            include_usage=include_usage,
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, or until the client goes away (`ClientDisconnect`, after the request is aborted)."""
@@ -149,15 +112,16 @@ class ChatStream(Response):
                 keep_alive.stop()
             await send({"type": "http.response.body", "body": last_events, "more_body": False})
 
-    async def _pump(self, outputs: AsyncIterator[RequestOutput], send: Send, keep_alive: KeepAlive) -> bytes:
-        """Send all events but the last ones, which are returned: they close the response."""
-        check, encode = self._generation.check, self._encoder.encode
-        async for output in outputs:
-            check(output)
-            events = encode(output)
-            if output.finish_reason is not None:
-                return events
+    async def _pump(self, outputs: AsyncIterator[ChoiceOutput], send: Send, keep_alive: KeepAlive) -> bytes:
+        """Send all events but those of the last output, which are returned: they close the response."""
+        events = b""
+        async for item in outputs:
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": True})
                 keep_alive.note_sent()
-        raise GenerationFailedError("the engine's outputs ended without a finish reason")
+            events = self._chunks.encode(item)
+            if events and not item.output.is_finished:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+                keep_alive.note_sent()
+                events = b""
+        return events + self._chunks.end() + DONE

@@ -54,14 +54,28 @@ class ChatTemplate:
         """True if the checkpoint has a template."""
         return self._template is not None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Prompt text of a conversation. Special tokens are in the text: encode it without adding any.
 
         Keys whose value is None are dropped first, for templates ask whether a key is there.
 
+        Args:
+            messages: the conversation.
+            add_generation_prompt: end with the beginning of a message of the assistant's.
+            tools: JSON descriptions of what the model may call.
+            variables: further ones of the template; those that it always has cannot be set.
+
         Raises:
             RequestError: the checkpoint has no chat template.
-            InvalidParameterError: there are no messages, or the template refused or could not handle them.
+            InvalidParameterError: there are no messages, a variable is one of the template's own, or the template
+                refused or could not handle what it got.
         """
         if self._template is None:
             raise RequestError(
@@ -72,15 +86,52 @@ class ChatTemplate:
             )
         if not messages:
             raise InvalidParameterError("messages must not be empty", param="messages")
+        own = {"messages", "tools", "add_generation_prompt", *self._tokens}
+        taken = own.intersection(variables or ())
+        if taken:
+            raise InvalidParameterError(
+                f"chat_template_kwargs cannot set {min(taken)}, which the template gets from the request and the model",
+                param="chat_template_kwargs",
+            )
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             return self._template.render(
-                messages=plain, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **self._tokens
+                {
+                    "documents": None,
+                    **(variables or {}),
+                    "messages": plain,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._tokens,
+                }
             )
         except Exception as error:  # a template is a program run on the client's data: anything may come out of it
             raise InvalidParameterError(
                 f"the model's chat template does not accept these messages: {error}", param="messages"
             ) from error
+
+    def render_unfinished(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render`, but ending with the last message's content, for the model to go on with.
+
+        Raises:
+            InvalidParameterError: as `render`; or the content is not to be found in what the template made of it.
+        """
+        text = self.render(messages, add_generation_prompt=False, tools=tools, variables=variables)
+        content = str(messages[-1].get("content") or "")
+        for beginning in (content, content.strip()):  # many templates strip
+            place = text.rfind(beginning)
+            if beginning and place >= 0:
+                return text[: place + len(beginning)]
+        raise InvalidParameterError(
+            "continue_final_message needs a last message with a text that the chat template keeps",
+            param="continue_final_message",
+        )
 
 
 class _GenerationBlock(jinja2.ext.Extension):

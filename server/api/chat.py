@@ -5,42 +5,35 @@ Owns the order of things: read, admit, then answer whole or as a stream. Refuses
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.dependencies import ChatRequestDep, LifecycleDep, ServedNamesDep, ServerConfigDep
-from server.generation import collect, start_chat, until_disconnect
-from server.schemas.chat import ChatCompletion, ChatCompletionRequest
+from server.api.answers import stream_answer, whole_answer
+from server.api.body_docs import BodyDocs
+from server.chat_answers import ChatAnswer, ChatChunks
+from server.dependencies import ChatRequestDep, DoorDep
+from server.generation import Door
+from server.schemas.answers import ChatCompletion
+from server.schemas.chat import ChatCompletionRequest
 from server.schemas.errors import ErrorEnvelope
-from server.streaming import ChatStream
 
 router = APIRouter()
-
-# The body is read by a dependency of ours, which FastAPI can't see through; this is for the documentation alone.
-_BODY_SCHEMA = ChatCompletionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-BODY_DEFINITIONS: dict[str, Any] = _BODY_SCHEMA.pop("$defs")
-_DOCUMENTED_BODY = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _BODY_SCHEMA}}},
-}
+BODY = BodyDocs.of(ChatCompletionRequest)
 
 
 @router.post(
     "/v1/chat/completions",
     responses={200: {"model": ChatCompletion}, "4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}},
-    openapi_extra=_DOCUMENTED_BODY,
+    openapi_extra=BODY.extra,
 )
-async def create_chat_completion(
-    body: ChatRequestDep,
-    served_names: ServedNamesDep,
-    lifecycle: LifecycleDep,
-    config: ServerConfigDep,
-    request: Request,
-) -> Response:
+async def create_chat_completion(body: ChatRequestDep, door: DoorDep, request: Request) -> Response:
     """Answer a conversation."""
-    generation = await start_chat(body, served_names=served_names, lifecycle=lifecycle)
+    return await answer_chat(body, door, request)
+
+
+async def answer_chat(body: ChatCompletionRequest, door: Door, request: Request) -> Response:
+    """The answer to a request that has been read."""
+    generation = await door.start_chat(body)
     if body.stream:
-        return ChatStream(generation, include_usage=body.include_usage, keep_alive_s=config.keep_alive_s)
-    completion = await until_disconnect(request.receive, collect(generation))
-    return Response(completion.model_dump_json(), media_type="application/json")
+        return stream_answer(body, generation, ChatChunks(body, generation), request)
+    return await whole_answer(body, generation, ChatAnswer(body, generation), request)

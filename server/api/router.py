@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.api import chat, health, metrics, models
+from server.api import chat, completions, health, metrics, models, sagemaker, tokenize
 
 
 def create_router() -> APIRouter:
     """The routes of one app."""
     router = APIRouter(redirect_slashes=False)
-    for resource in (chat, models, health, metrics):
+    for resource in (chat, completions, models, tokenize, sagemaker, health, metrics):
         router.include_router(resource.router)
     return router

@@ -80,8 +80,8 @@ def test_the_sdk_raises_the_right_errors(hello_server: LiveServer) -> None:
             client.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1, stream=True)
         assert (bad.value.code, bad.value.param) == ("invalid_value", "temperature")
         with pytest.raises(openai.BadRequestError) as unsupported:
-            client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
-        assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "n")
+            client.chat.completions.create(model=MODEL, messages=HELLO, functions=[{"name": "f"}])
+        assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "functions")
 
 
 def test_the_sdk_raises_on_an_error_in_mid_stream() -> None:

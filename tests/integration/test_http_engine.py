@@ -125,7 +125,7 @@ def test_refused_requests_leave_no_trace(real: RealServer) -> None:
         {"temperature": -1},
         {"max_tokens": 0},
         {"max_tokens": 10_000},
-        {"logit_bias": {"1": 1}},
+        {"logit_bias": {"99999": 1}},
     ]
     with real.expect_clean_end(0):
         for fields in refused:

@@ -75,7 +75,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hello"}, "invalid_value", "messages"),
     ({"messages": [1] * 1000}, "invalid_value", "messages[0]"),
     ({"messages": [USER, {"role": "wizard", "content": "x"}]}, "invalid_value", "messages[1].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "invalid_value", "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
     ({"messages": [{"role": 1, "content": "x"}]}, "invalid_value", "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "missing_required_parameter", "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
@@ -83,13 +84,13 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "invalid_value", "messages[0].content"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid_value", "messages[0].content[0]"),
-    ({"messages": [{**USER, "name": "bob"}]}, "unsupported_parameter", "messages[0].name"),
-    ({"messages": [{"role": "assistant", "content": "", "tool_calls": []}]},
-     "unsupported_parameter", "messages[0].tool_calls"),
+    ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]},
+     "invalid_value", "messages[0].tool_calls"),
+    ({"messages": [{**USER, "audio": {"id": "a"}}]}, "unsupported_parameter", "messages[0].audio"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "unsupported_parameter", "messages[0].content[0].type"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "extra": 1}]}]},
-     "unsupported_parameter", "messages[0].content[0].extra"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+     "missing_required_parameter", "messages[0].content[0].text"),
     ({"temperature": -1}, "invalid_value", "temperature"),
     ({"temperature": 2.1}, "invalid_value", "temperature"),
     ({"temperature": "0"}, "invalid_value", "temperature"),
@@ -117,14 +118,36 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": False, "stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"stream": True, "stream_options": []}, "invalid_value", "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "invalid_value", "stream_options.include_usage"),
-    ({"stream": True, "stream_options": {"include_obfuscation": False}},
-     "unsupported_parameter", "stream_options.include_obfuscation"),
-    ({"n": 1}, "unsupported_parameter", "n"),
-    ({"logprobs": False}, "unsupported_parameter", "logprobs"),
-    ({"min_p": 0.1}, "unsupported_parameter", "min_p"),
-    ({"user": "bob"}, "unsupported_parameter", "user"),
-    ({"temprature": 0.5}, "unsupported_parameter", "temprature"),
-    ({"stream": True, "tools": []}, "unsupported_parameter", "tools"),
+    ({"n": 0}, "invalid_value", "n"),
+    ({"n": 129}, "invalid_value", "n"),
+    ({"logprobs": 3}, "invalid_value", "logprobs"),
+    ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ({"min_p": 1.1}, "invalid_value", "min_p"),
+    ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
+    ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias"),
+    ({"allowed_token_ids": []}, "invalid_value", "allowed_token_ids"),
+    ({"bad_words": [" "]}, "invalid_value", "bad_words"),
+    ({"min_tokens": 9, "max_tokens": 3}, "invalid_value", "min_tokens"),
+    ({"priority": 3}, "invalid_value", "priority"),
+    ({"cache_salt": ""}, "invalid_value", "cache_salt"),
+    ({"request_id": "a b"}, "invalid_value", "request_id"),
+    ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+    ({"return_metrics": True, "n": 2}, "invalid_value", "return_metrics"),
+    ({"echo": True}, "invalid_value", "echo"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "invalid_value", "continue_final_message"),
+    ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
+    ({"chat_template": "x"}, "unsupported_parameter", "chat_template"),
+    ({"best_of": 2}, "unsupported_parameter", "best_of"),
+    ({"functions": []}, "unsupported_parameter", "functions"),
+    ({"guided_json": {}}, "unsupported_parameter", "guided_json"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+    ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+    ({"stream": True, "tools": []}, "invalid_value", "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+    ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
 ]  # fmt: skip
 
 
@@ -137,6 +160,23 @@ async def test_a_bad_field_is_named(fields: dict[str, Any], code: str, param: st
         assert param.rpartition(".")[2].partition("[")[0] in message or code == "unsupported_parameter"
         assert engine.requests == []
         await assert_still_serves(client)
+
+
+async def test_a_field_without_effect_is_named_in_a_header() -> None:
+    async with serving(ScriptedEngine()) as client:
+        for stream in (False, True):
+            body = chat_body(temprature=0.5, messages=[{**USER, "mood": "good"}], stream=stream)
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200
+            assert response.headers["x-ignored-fields"] == "temprature, messages[0].mood"
+        response = await client.post("/v1/chat/completions", json=chat_body(user="bob"))
+        assert "x-ignored-fields" not in response.headers
+
+
+async def test_a_strict_server_refuses_it() -> None:
+    async with serving(ScriptedEngine(), strict_params=True) as client:
+        response = await client.post("/v1/chat/completions", json=chat_body(messages=[{**USER, "mood": "good"}]))
+        assert_envelope(response, status=400, code="unsupported_parameter", param="messages[0].mood")
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])

@@ -225,3 +225,24 @@ def test_two_names_that_differ_are_refused() -> None:
     values = {"SM_VLLM_SPECULATIVE_CONFIG": '{"method": "ngram"}', "OPTION_SPECULATIVE_CONFIG": '{"method": "suffix"}'}
     with pytest.raises(ConfigError, match="are both set, and differ"):
         load_settings(flags={}, environment=values)
+
+
+def test_sagemakers_containers_settings_work_unchanged() -> None:
+    environment = {
+        "SM_VLLM_MAX_MODEL_LEN": "512",
+        "OPTION_MAX_NUM_SEQS": "3",
+        "OPTION_ROLLING_BATCH": "vllm",  # DJL's own
+        "SAGEMAKER_BIND_TO_PORT": "9001",
+        "PEAGLE_SAGEMAKER": "true",
+    }
+    settings = load_settings(flags={}, environment=environment).settings
+    assert settings.engine.model.max_model_len == 512
+    assert settings.engine.scheduler.max_num_seqs == 3
+    assert (settings.server.host, settings.server.port) == ("0.0.0.0", 9001)
+    assert load_settings(flags={"port": "7"}, environment=environment).settings.server.port == 7
+    assert load_settings(flags={"sagemaker": True}, environment={}).settings.server.port == 8080
+
+
+def test_a_setting_of_sagemakers_that_is_none_of_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match="SM_VLLM_MAX_MODEL_LENGTH"):
+        load_settings(flags={}, environment={"SM_VLLM_MAX_MODEL_LENGTH": "512"})

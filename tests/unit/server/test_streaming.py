@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -17,7 +17,12 @@ from starlette.types import Message, Scope
 
 from peagle.outputs import RequestOutput, Usage
 from peagle.sequence import FinishReason
-from server.streaming import KEEP_ALIVE, ChunkEncoder, KeepAlive
+from server.chat_answers import ChatChunks
+from server.fan_out import ChoiceOutput
+from server.generation import Generation
+from server.schemas.chat import ChatCompletionRequest
+from server.sse import DONE, KEEP_ALIVE
+from server.streaming import KeepAlive
 from tests.builders.server import (
     DEADLINE_S,
     MODEL,
@@ -66,6 +71,11 @@ async def test_a_stream_from_role_to_done(include_usage: bool) -> None:
             "completion_tokens": 5,
             "total_tokens": num_prompt_tokens + 5,
             "prompt_tokens_details": {"cached_tokens": 16},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
         assert all(event["usage"] is None for event in events)
     else:
@@ -83,23 +93,47 @@ async def test_a_stream_from_role_to_done(include_usage: bool) -> None:
     assert all(choice[0]["logprobs"] is None for choice in choices)
 
 
-def output(text: str, *, finish_reason: FinishReason | None = None) -> RequestOutput:
-    return RequestOutput(
-        request_id="r",
-        text=text,
-        token_ids=[1],
-        finish_reason=finish_reason,
-        usage=Usage(prompt_tokens=2, completion_tokens=3),
+def output(text: str, *, finish_reason: FinishReason | None = None) -> ChoiceOutput:
+    return ChoiceOutput(
+        choices=(0,),
+        prompt_index=0,
+        output=RequestOutput(
+            request_id="r",
+            text=text,
+            token_ids=[1],
+            finish_reason=finish_reason,
+            usage=Usage(prompt_tokens=2, completion_tokens=3),
+        ),
     )
+
+
+def chat_chunks() -> ChatChunks:
+    """Of a generation that is only written, never run."""
+    nothing = cast(Any, None)
+    body = ChatCompletionRequest.model_validate(chat_body(stream=True))
+    generation = Generation(
+        request_id="r",
+        model="m",
+        created=1,
+        prompts=[[1, 2]],
+        num_choices=1,
+        members=[],
+        outputs=nothing,
+        bundle=nothing,
+        lifecycle=nothing,
+    )
+    return ChatChunks(body, generation)
 
 
 @given(st.lists(st.text(), max_size=8), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
 def test_chunks_put_together_are_the_answer(texts: Sequence[str], reason: FinishReason) -> None:
-    encoder = ChunkEncoder(request_id="r", created=1, model="m", include_usage=False)
+    encoder = chat_chunks()
     outputs = [output(text) for text in texts] + [output("end", finish_reason=reason)]
     wire = [encoder.encode(item) for item in outputs]
-    assert [bool(events) for events in wire] == [bool(item.text) for item in outputs]  # held-back text sends nothing
-    deltas = [event["choices"][0]["delta"] for event in events_of(b"".join(wire).decode())]
+    # held-back text sends nothing
+    assert [bool(events) for events in wire] == [bool(item.output.text) for item in outputs]
+    assert encoder.end() == b""
+    deltas = [event["choices"][0]["delta"] for event in events_of((b"".join(wire) + DONE).decode())]
     assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
     assert "".join(delta.get("content", "") for delta in deltas) == "".join(texts) + "end"
     assert sum("role" in delta for delta in deltas) == 1

@@ -12,7 +12,7 @@ import pytest
 from peagle.errors import ContextLengthError, EngineDeadError, EngineOverloadedError
 from peagle.sequence import FinishReason
 from peagle.text import Tokenizer
-from server.generation import LONGEST_INLINE_TEXT
+from server.prompts import LONGEST_INLINE_TEXT
 from tests.builders.server import MODEL, chat_body, serving, tiny_tokenizer
 from tests.fakes import Say, ScriptedEngine
 from tests.unit.server.test_bad_input import assert_envelope
@@ -39,6 +39,7 @@ async def test_a_whole_answer_has_openais_shape() -> None:
                 "message": {"role": "assistant", "content": "Hello world", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -46,6 +47,11 @@ async def test_a_whole_answer_has_openais_shape() -> None:
             "completion_tokens": 5,
             "total_tokens": num_prompt_tokens + 5,
             "prompt_tokens_details": {"cached_tokens": 16},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
         "system_fingerprint": None,
     }

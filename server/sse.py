@@ -1,0 +1,16 @@
+"""Server-sent events on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second is for nginx, which buffers otherwise
+
+
+def encode_event(data: Any) -> bytes:
+    """One event."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
