@@ -55,8 +55,7 @@ ENV PATH=/opt/peagle/bin:$PATH \
     HOME=/data \
     HF_HOME=/data/huggingface \
     PEAGLE_CACHE=/data/peagle \
-    PEAGLE_HOST=0.0.0.0 \
-    PEAGLE_PORT=8000
+    PEAGLE_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /data
 VOLUME /data

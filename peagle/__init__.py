@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from peagle.engine.engine import LLMEngine
     from peagle.engine.interface import Engine, EngineHealth, EnginePhase, PhaseListener
     from peagle.engine.loader import LoadedEngine, load_engine, start_engine
+    from peagle.grammar_spec import GrammarSpec
     from peagle.outputs import RequestInput, RequestOutput, RequestSpecStats, TokenLogprobs, Usage
     from peagle.sampling_params import SamplingParams
     from peagle.sequence import FinishReason
@@ -43,6 +44,7 @@ _HOMES = {
     "LoadedEngine": "peagle.engine.loader",
     "ModelConfig": "peagle.config",
     "PhaseListener": "peagle.engine.interface",
+    "GrammarSpec": "peagle.grammar_spec",
     "RequestInput": "peagle.outputs",
     "RequestOutput": "peagle.outputs",
     "RequestSpecStats": "peagle.outputs",
@@ -64,6 +66,7 @@ __all__ = [
     "EnginePhase",
     "EngineStats",
     "FinishReason",
+    "GrammarSpec",
     "GraphConfig",
     "LLMEngine",
     "LoadedEngine",

@@ -6,7 +6,7 @@ is found out where it is compiled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -18,8 +18,10 @@ class GrammarSpec:
 
     Attributes:
         kind: how `text` is to be read.
-        text: a JSON schema, a regular expression, a JSON list of choices, a Lark or EBNF grammar; "" for json_object.
+        text: a JSON schema, a regular expression, a JSON list of choices, a Lark or GBNF grammar; "" for json_object.
+        param: the field that it came in, for errors.
     """
 
     kind: GrammarKind
     text: str
+    param: str = field(default="response_format", compare=False)

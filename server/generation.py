@@ -114,6 +114,7 @@ class Door:
         """
         bundle = self._look_at(body)
         params = chat_params(body, bundle.tokenizer)
+        await self._prepare(bundle, params)
         prompt = await chat_prompt(bundle, body)
         check_context(len(prompt), params.max_tokens, bundle.engine.max_model_len, param="messages")
         predicted: list[int] = []
@@ -125,6 +126,7 @@ class Door:
         """As `start_chat`."""
         bundle = self._look_at(body)
         params = completion_params(body, bundle.tokenizer)
+        await self._prepare(bundle, params)
         prompts = await completion_prompts(bundle, body)
         for prompt in prompts:
             check_context(len(prompt), params.max_tokens, bundle.engine.max_model_len, param="prompt")
@@ -148,6 +150,11 @@ class Door:
         if body.return_metrics and body.num_choices > 1:
             raise InvalidParameterError("'return_metrics' goes with one answer only", param="return_metrics")
         return self.lifecycle.admit()
+
+    async def _prepare(self, bundle: EngineBundle, params: SamplingParams) -> None:
+        """Compile a grammar in a thread: most take a millisecond, the largest half a second."""
+        if params.grammar is not None:
+            await asyncio.to_thread(bundle.engine.prepare, params)
 
     def _admit(
         self,

@@ -6,13 +6,15 @@ to know ranges (`SamplingParams` checks them) and prompts.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from peagle import SamplingParams
+from peagle import GrammarSpec, SamplingParams
 from peagle.errors import InvalidParameterError
 from peagle.text import Tokenizer
 from server.schemas.chat import ChatCompletionRequest
 from server.schemas.completions import CompletionRequest
+from server.schemas.formats import StructuredOutputs
 from server.schemas.sampling_fields import SamplingFields
 
 _SAME_NAME = (
@@ -54,7 +56,7 @@ def completion_params(body: CompletionRequest, tokenizer: Tokenizer) -> Sampling
 
 
 def _params(body: SamplingFields, tokenizer: Tokenizer, **wanted: int | None) -> SamplingParams:
-    _refuse_unserved(body)
+    _refuse_tools(body)
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
     values["top_k"] = 0 if body.top_k == -1 else body.top_k  # clients of vLLM write "all tokens" as -1
     values["stop"] = None if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -62,31 +64,49 @@ def _params(body: SamplingFields, tokenizer: Tokenizer, **wanted: int | None) ->
     values["allowed_token_ids"] = None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids)
     values["logit_bias"] = None if body.logit_bias is None else _biases(body.logit_bias)
     values["bad_words"] = None if body.bad_words is None else _spellings(body.bad_words, tokenizer)
+    values["grammar"] = _grammar(body)
     values |= wanted
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
-def _refuse_unserved(body: SamplingFields) -> None:
-    """What has a schema already and no engine behind it yet."""
-    response_format = body.response_format
-    if response_format is not None and response_format.type != "text":
-        raise InvalidParameterError(
-            "'response_format' is not supported by this server: answers are text.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    if body.structured_outputs is not None:
-        raise InvalidParameterError(
-            "'structured_outputs' is not supported by this server: answers are text.",
-            param="structured_outputs",
-            code="unsupported_parameter",
-        )
+def _refuse_tools(body: SamplingFields) -> None:
+    """They have a schema already and no parser behind it yet."""
     if isinstance(body, ChatCompletionRequest) and body.tool_mode != "none":
         raise InvalidParameterError(
             "'tools' are not supported by this server: leave them out, or send 'tool_choice': 'none'.",
             param="tools",
             code="unsupported_parameter",
         )
+
+
+def _grammar(body: SamplingFields) -> GrammarSpec | None:
+    """The language that the answer is held to."""
+    wanted, response_format = body.structured_outputs, body.response_format
+    if wanted is not None:
+        return _structured(wanted)
+    if response_format is None or response_format.type == "text":
+        return None
+    if response_format.type == "json_object" or response_format.json_schema is None:
+        return GrammarSpec(kind="json_object", text="")
+    schema = response_format.json_schema.schema_
+    return GrammarSpec(
+        kind="json_schema",
+        text=json.dumps({} if schema is None else schema),
+        param="response_format.json_schema.schema",
+    )
+
+
+def _structured(wanted: StructuredOutputs) -> GrammarSpec:
+    if wanted.json_ is not None:
+        text = wanted.json_ if isinstance(wanted.json_, str) else json.dumps(wanted.json_)
+        return GrammarSpec(kind="json_schema", text=text, param="structured_outputs.json")
+    if wanted.regex is not None:
+        return GrammarSpec(kind="regex", text=wanted.regex, param="structured_outputs.regex")
+    if wanted.choice is not None:
+        return GrammarSpec(kind="choice", text=json.dumps(wanted.choice), param="structured_outputs.choice")
+    if wanted.grammar is not None:
+        return GrammarSpec(kind="grammar", text=wanted.grammar, param="structured_outputs.grammar")
+    return GrammarSpec(kind="json_object", text="", param="structured_outputs.json_object")
 
 
 def _biases(logit_bias: dict[str, float]) -> tuple[tuple[int, float], ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from peagle.engine.interface import EngineHealth
 from peagle.errors import EngineOverloadedError
 from peagle.outputs import RequestInput, RequestOutput, Usage
+from peagle.sampling_params import SamplingParams
 from peagle.sequence import FinishReason
 from peagle.stats import EngineStats
 
@@ -57,6 +58,9 @@ class ScriptedEngine:
     @property
     def num_open(self) -> int:
         return len(self.streams)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Nothing takes time here."""
 
     def generate(self, request: RequestInput) -> AsyncIterator[RequestOutput]:
         if self.refusal is not None:

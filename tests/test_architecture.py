@@ -29,6 +29,7 @@ LEVELS = {
     "scheduler": 2,
     "attention": 2,
     "fetch": 2,
+    "grammar": 2,
     "models": 3,
     "sampling": 3,
     "drafter": 4,

@@ -20,6 +20,7 @@ from peagle.engine.interface import EndListener, EngineHealth
 from peagle.engine.request_stream import RequestStream
 from peagle.errors import EngineDeadError, EngineOverloadedError, InvalidParameterError, PeagleError
 from peagle.outputs import RequestInput, RequestOutput
+from peagle.sampling_params import SamplingParams
 from peagle.sequence import FinishReason
 from peagle.stats import EngineStats
 
@@ -83,6 +84,10 @@ class AsyncLLMEngine:
     def max_model_len(self) -> int:
         """Longest sequence in tokens."""
         return self._engine.max_model_len
+
+    def prepare(self, params: SamplingParams) -> None:
+        """See `interface.Engine.prepare`."""
+        self._engine.prepare(params)
 
     def generate(self, request: RequestInput) -> AsyncIterator[RequestOutput]:
         """Admit a request and stream its outputs. See `interface.Engine.generate`."""

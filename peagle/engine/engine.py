@@ -14,9 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from peagle.engine.grammar_guide import GrammarGuide
 from peagle.engine.output_processor import OutputProcessor
 from peagle.engine.token_ids import check_token_ids
-from peagle.errors import ContextLengthError, DeviceLostError, IntegrityError, InvalidParameterError
+from peagle.errors import (
+    ContextLengthError,
+    DeviceLostError,
+    EngineOverloadedError,
+    IntegrityError,
+    InvalidParameterError,
+    RequestError,
+)
+from peagle.grammar.compiler import GrammarCompiler
 from peagle.kv_cache.cache_manager import KVCacheManager
 from peagle.outputs import (
     NOT_NUMBERS,
@@ -28,6 +37,7 @@ from peagle.outputs import (
     SequenceCommit,
     SequenceOutput,
 )
+from peagle.sampling_params import SamplingParams
 from peagle.scheduler.scheduler import Scheduler
 from peagle.sequence import FinishReason, Sequence
 from peagle.stats import NO_DRAFTER, EngineStats, GraphStats, RequestStats, SpecDecodeStats, StepStats
@@ -49,6 +59,7 @@ class EngineParts:
     """What an engine is made of. Built by `loader`, or by a test.
 
     Attributes:
+        cuts_drafts: leave out drafts that a grammar forbids; see `GrammarGuide`.
         drafter_name: who drafts, for people and metrics.
         graph_stats: counters of what runs at fixed shapes, by who runs it; they count on, and are only read here.
     """
@@ -60,6 +71,7 @@ class EngineParts:
     max_model_len: int
     vocab_size: int
     num_speculative_tokens: int = 0
+    cuts_drafts: bool = True
     drafter_name: str = NO_DRAFTER
     graph_stats: Mapping[str, GraphStats] = field(default_factory=dict)
     seed: int = 0
@@ -86,6 +98,7 @@ class LLMEngine:
             requests=RequestStats.up_to(parts.max_model_len),
         )
         self._processor = OutputProcessor(parts.tokenizer, self._stats)
+        self._guide = GrammarGuide(GrammarCompiler(parts.tokenizer), cuts_drafts=parts.cuts_drafts)
         self._seeds = random.Random(parts.seed)
         self._seq_ids: dict[str, int] = {}
         self._request_ids: dict[int, str] = {}
@@ -109,11 +122,13 @@ class LLMEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room, or prompt and max_tokens together do not fit.
-            InvalidParameterError: an empty prompt, a token id outside the vocabulary, or a grammar.
+            InvalidParameterError: an empty prompt, a token id outside the vocabulary, or a grammar without an end.
         """
         check_token_ids(request.params, vocab_size=self._parts.vocab_size)
-        if request.params.grammar is not None:
-            raise InvalidParameterError("this engine has no structured output yet", param="response_format")
+        if request.params.grammar is not None and request.params.ignore_eos:
+            raise InvalidParameterError(
+                "ignore_eos cannot go with a grammar, which says where to end", param="ignore_eos"
+            )
         num_prompt, limit = len(request.prompt_token_ids), self._parts.max_model_len
         if num_prompt == 0:
             raise InvalidParameterError("the prompt is empty", param="messages")
@@ -136,6 +151,15 @@ class LLMEngine:
                 param="messages",
             )
         return num_prompt + max_tokens
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what takes time before a request is added, from any thread: its grammar is compiled, and remembered.
+
+        Raises:
+            InvalidParameterError: the grammar can't be used.
+        """
+        if params.grammar is not None:
+            self._guide.compiler.compile(params.grammar)
 
     def add_request(self, request: RequestInput) -> None:
         """Admit a request to the waiting queue.
@@ -163,7 +187,13 @@ class LLMEngine:
             arrival_time=request.arrival_time or self._clock(),
             predicted_token_ids=tuple(request.predicted_token_ids),
         )
-        self._scheduler.add(seq)
+        if request.params.grammar is not None:
+            self._guide.add(seq.seq_id, request.params.grammar)
+        try:
+            self._scheduler.add(seq)
+        except (RequestError, EngineOverloadedError):
+            self._guide.forget(seq.seq_id)
+            raise
         self._num_sequences += 1
         self._seq_ids[request.request_id] = seq.seq_id
         self._request_ids[seq.seq_id] = request.request_id
@@ -181,13 +211,15 @@ class LLMEngine:
         if plan.is_empty:
             return []
         self._processor.mark_scheduled([s.seq_id for s in plan.scheduled], self._clock())
-        outputs = self._execute(plan)
+        plan = self._guide.constrain(plan)
+        outputs = self._guide.without_lost(self._execute(plan))
         failed = [
             self._end(output.seq_id, FinishReason.ERROR, error=output.error)
             for output in outputs.outputs
             if output.error is not None
         ]
         commits = self._scheduler.update_from_output(plan, outputs)
+        self._guide.advance(commits)
         now = self._clock()
         processed = self._processor.process(commits, now)
         for seq_id in processed.stopped_seq_ids:
@@ -283,4 +315,6 @@ class LLMEngine:
         return output
 
     def _forget(self, request_id: str) -> None:
-        del self._request_ids[self._seq_ids.pop(request_id)]
+        seq_id = self._seq_ids.pop(request_id)
+        del self._request_ids[seq_id]
+        self._guide.forget(seq_id)

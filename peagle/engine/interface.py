@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peagle.outputs import RequestInput, RequestOutput
+from peagle.sampling_params import SamplingParams
 from peagle.stats import EngineStats
 
 
@@ -51,6 +52,15 @@ class Engine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt and answer together."""
+        ...
+
+    def prepare(self, params: SamplingParams) -> None:
+        """What takes time before a request with these parameters, such as compiling a grammar. May be called from any
+        thread, and should be from one that may wait.
+
+        Raises:
+            InvalidParameterError: the grammar can't be used.
+        """
         ...
 
     def generate(self, request: RequestInput) -> AsyncIterator[RequestOutput]:

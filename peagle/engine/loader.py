@@ -150,6 +150,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         max_model_len=max_model_len,
         vocab_size=target.geometry.vocab_size,
         num_speculative_tokens=max(plan.num_depths, num_lookup_drafts(config.spec)),
+        cuts_drafts=config.spec.draft_sample_method == "greedy",
         drafter_name=drafter_name(config.spec, plan.head_config),
         graph_stats=_fresh_graph_stats(runner, head_drafter),
         seed=config.model.seed,

@@ -16,7 +16,7 @@ from server.schemas.client_model import MAX_INT, MAX_ITEMS, ClientModel, Stop, T
 from server.schemas.formats import ResponseFormat, StructuredOutputs
 
 MAX_N = 128
-_USE_STRUCTURED = "answers are text"
+_USE_STRUCTURED = "send 'structured_outputs' instead"
 REFUSED_EVERYWHERE: Mapping[str, str] = {
     "best_of": "ask for 'n' answers and choose",
     "use_beam_search": "answers are sampled, token by token",
@@ -100,10 +100,10 @@ class SamplingFields(ClientModel):
     ignore_eos: bool | None = param("Go on past the end-of-sequence token.", default="false", others="VSL")
     skip_special_tokens: bool | None = param("Leave special tokens out of the text.", default="true", others="VS")
     response_format: ResponseFormat | None = param(
-        "What the answer must be; only `text` is served so far.", default="text", others="OVSL"
+        "Hold the answer to JSON, or to a JSON schema.", default="text", others="OVSL"
     )
     structured_outputs: StructuredOutputs | None = param(
-        "A language to hold the answer to; not served yet.",
+        "Hold the answer to a JSON schema, a regular expression, a list of choices or a grammar.",
         default="none", others="V",
     )  # fmt: skip
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = param(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 import peagle
 from peagle import CacheConfig, EngineConfig, ModelConfig, PhaseListener, SchedulerConfig, SpecConfig
@@ -269,3 +270,54 @@ def test_a_client_that_leaves_takes_all_its_answers_with_it(server: LiveServer) 
         next(response.iter_bytes())
     eventually_sync(lambda: bundle.engine.stats().num_running + bundle.engine.stats().num_waiting == 0)
     eventually_sync(lambda: bundle.engine.stats().kv_cache_usage == 0.0)
+
+
+class Paint(BaseModel):
+    """What an answer has to be."""
+
+    color: Literal["red", "green"]
+    is_dry: bool
+    layers: Literal[1, 2] | None
+
+
+def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI) -> None:
+    for seed in range(5):
+        answer = client.chat.completions.parse(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hello"}],
+            response_format=Paint,
+            seed=seed,
+            max_tokens=150,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        assert isinstance(answer.choices[0].message.parsed, Paint)
+
+
+def test_structured_outputs(server: LiveServer) -> None:
+    picked = chat(server, structured_outputs={"choice": ["red", "grün"]}, max_tokens=20)
+    assert picked["choices"][0]["message"]["content"] in ("red", "grün")
+    assert picked["choices"][0]["finish_reason"] == "stop"
+    number = complete(server, structured_outputs={"regex": "[0-9]{3}-[0-9]{4}"}, max_tokens=20)
+    assert number["choices"][0]["text"].replace("-", "").isdigit()
+    grammar = 'root ::= "a" root | "b"'
+    assert set(complete(server, structured_outputs={"grammar": grammar})["choices"][0]["text"]) <= {"a", "b"}
+    cut = chat(server, response_format={"type": "json_object"}, max_tokens=3)
+    assert cut["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "foo"}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+    ids=str,
+)
+def test_a_bad_language_is_refused_before_the_stream(server: LiveServer, fields: dict[str, Any], param: str) -> None:
+    error = post(server, "/v1/chat/completions", chat_body(stream=True, **fields), status=400)["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", param)
