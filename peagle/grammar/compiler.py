@@ -25,6 +25,8 @@ MAX_TEXT = 256 * 1024  # characters of a grammar
 MAX_RULES = 256  # rules of a grammar, or references in a schema; 3,000 in a row overflow a stack of 8 MB
 MAX_CHOICES = 10_000
 _MAX_CACHED = 64
+# Small models can go on with line breaks and spaces for ever; this is as much as a deep indentation needs.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 _MAX_MESSAGE = 300
 _MAX_LEXER_STATES = 20_000  # 1 to 2 kB each
 
@@ -114,7 +116,7 @@ def _grammar_text(spec: GrammarSpec) -> str:
         InvalidParameterError: see `GrammarCompiler.compile`.
     """
     if spec.kind == "json_object":
-        return LLMatcher.grammar_from_json_schema({"type": "object"})
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides={"whitespace_pattern": _WHITESPACE})
     if spec.kind == "json_schema":
         return _schema_text(spec)
     if spec.kind == "regex":
@@ -132,7 +134,8 @@ def _schema_text(spec: GrammarSpec) -> str:
     if _count_references(schema) > MAX_RULES:
         raise _invalid(spec, f"it has more than {MAX_RULES} references")
     try:
-        return LLMatcher.grammar_from_json_schema(spec.text)
+        text = "{}" if schema is True else spec.text  # options want an object
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
     except ValueError as error:
         raise _invalid(spec, str(error)) from error
 

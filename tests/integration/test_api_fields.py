@@ -287,7 +287,7 @@ def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI) -> None:
             messages=[{"role": "user", "content": "hello"}],
             response_format=Paint,
             seed=seed,
-            max_tokens=150,
+            max_tokens=180,
         )
         assert answer.choices[0].finish_reason == "stop"
         assert isinstance(answer.choices[0].message.parsed, Paint)
