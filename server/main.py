@@ -80,6 +80,7 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     app.state.lifecycle = lifecycle
     app.state.body_reads = body_reads
     app.state.http_metrics = http_metrics
+    app.state.metrics_registry = registry
     app.state.metrics_page = MetricsPage(
         registry,
         get_bundle=lambda: lifecycle.bundle,
