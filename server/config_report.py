@@ -35,14 +35,15 @@ def render_settings(loaded: LoadedSettings) -> str:
 
 
 def _value(loaded: LoadedSettings, key: ConfigKey) -> str:
-    value = _effective(loaded.settings, key)
+    value = effective_value(loaded.settings, key)
     text = yaml.dump(
         masked(key.name, value), Dumper=_OneLineDumper, default_flow_style=True, width=10**6, allow_unicode=True
     )
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _effective(settings: Settings, key: ConfigKey) -> Any:
+def effective_value(settings: Settings, key: ConfigKey) -> Any:
+    """What a key is set to."""
     if key.name == SPEC_KEY:
         return settings.engine.spec.to_mapping()
     group = settings.server if key.group == "server" else getattr(settings.engine, key.group)

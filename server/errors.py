@@ -16,12 +16,17 @@ logged and never sent.
     ├── RequestTimeoutError       the client did not send all of it in time
     ├── MalformedRequestError     not HTTP as it is read here
     ├── MissingParameterError
-    └── UnsupportedMediaTypeError
+    ├── UnsupportedMediaTypeError
+    ├── InvalidKeyError           no key, or a wrong one
+    ├── AdminOnlyError            a path that nobody may read here
+    ├── RateLimitError            this client has reached one of its limits
+    └── QueueTimeoutError         waited too long to be admitted
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,11 +61,18 @@ _RETRY_ELSEWHERE = {"retry-after": "1", "retry-after-ms": "1000", "x-should-retr
 
 
 class HttpError(Exception):
-    """Base of what the server raises itself. `param` names the field at fault, if there is one."""
+    """Base of what the server raises itself.
 
-    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+    Args:
+        message: for the client.
+        param: the field at fault, if there is one.
+        retry_after_s: when the client should try again, if that is known.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class ModelLoadingError(HttpError):
@@ -111,6 +123,22 @@ class UnsupportedMediaTypeError(HttpError):
     """The body is not declared as JSON, or is compressed."""
 
 
+class InvalidKeyError(HttpError):
+    """The request has no key, or one that is not known here."""
+
+
+class AdminOnlyError(HttpError):
+    """The path is for administrators, and this server has none."""
+
+
+class RateLimitError(HttpError):
+    """The client has reached one of its own limits."""
+
+
+class QueueTimeoutError(HttpError):
+    """The request has waited too long to be admitted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReply:
     """One error as its client sees it. The envelope always has its four keys."""
@@ -151,6 +179,12 @@ _RULES: Mapping[type[BaseException], _Rule] = {
     MalformedRequestError: _Rule(400, _CLIENT, "malformed_http", headers=_CLOSE),
     MissingParameterError: _Rule(400, _CLIENT, "missing_required_parameter"),
     UnsupportedMediaTypeError: _Rule(415, _CLIENT, "unsupported_media_type"),
+    InvalidKeyError: _Rule(401, _CLIENT, "invalid_api_key", headers={"www-authenticate": "Bearer"}),
+    AdminOnlyError: _Rule(403, _CLIENT, "admin_only"),
+    RateLimitError: _Rule(429, _CLIENT, "rate_limit_exceeded", headers=_RETRY_SOON),
+    QueueTimeoutError: _Rule(
+        503, _SERVER, "queue_timeout", "The request has waited too long, and others are still before it.", _RETRY_SOON
+    ),
     EngineOverloadedError: _Rule(
         503, _SERVER, "server_overloaded", "Too many requests are waiting. Try again in a moment.", _RETRY_SOON
     ),
@@ -189,8 +223,15 @@ def describe(error: BaseException) -> ErrorReply:
         type=rule.type,
         param=getattr(error, "param", None) if rule.status < 500 else None,
         code=rule.code or (getattr(error, "code", None) if rule.status < 500 else None),
-        headers=rule.headers,
+        headers={**rule.headers, **_retry_headers(getattr(error, "retry_after_s", None))},
     )
+
+
+def _retry_headers(seconds: float | None) -> dict[str, str]:
+    """When to come back: whole seconds for everybody, milliseconds for those who read them."""
+    if seconds is None:
+        return {}
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1e3))}
 
 
 def _describe_validation(error: Mapping[str, Any]) -> ErrorReply:

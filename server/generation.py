@@ -18,6 +18,7 @@ from starlette.types import Receive
 
 from peagle import FinishReason, RequestInput, RequestOutput, SamplingParams, Usage
 from peagle.errors import InvalidParameterError
+from server.admission import admit, check_admission
 from server.engine_bundle import EngineBundle
 from server.errors import GenerationFailedError, ModelNotFoundError, RequestAbortedError, ShuttingDownError
 from server.fan_out import ChoiceOutput, FanOut, Member, Single, members_of
@@ -111,6 +112,7 @@ class Door:
             ModelNotFoundError: the model is not served here.
             RequestError: a value is out of range, or the prompt does not fit.
             EngineOverloadedError, EngineDeadError, ShuttingDownError: it can't be taken now.
+            RateLimitError, QueueTimeoutError: nor can it, for reasons of its client or of time.
         """
         bundle = self._look_at(body)
         params = chat_params(body, bundle.tokenizer)
@@ -120,7 +122,7 @@ class Door:
         predicted: list[int] = []
         if body.prediction is not None:
             predicted = await encode(bundle, joined(body.prediction.content), add_special_tokens=False)
-        return self._admit(body, [prompt], params, prefix="chatcmpl", predicted=predicted)
+        return await self._admit(body, [prompt], params, prefix="chatcmpl", predicted=predicted)
 
     async def start_completion(self, body: CompletionRequest) -> Generation:
         """As `start_chat`."""
@@ -130,7 +132,7 @@ class Door:
         prompts = await completion_prompts(bundle, body)
         for prompt in prompts:
             check_context(len(prompt), params.max_tokens, bundle.engine.max_model_len, param="prompt")
-        return self._admit(body, prompts, params, prefix="cmpl")
+        return await self._admit(body, prompts, params, prefix="cmpl")
 
     def check_model(self, name: str) -> None:
         """Refuse a name that nothing here is called by."""
@@ -149,14 +151,16 @@ class Door:
             )
         if body.return_metrics and body.num_choices > 1:
             raise InvalidParameterError("'return_metrics' goes with one answer only", param="return_metrics")
-        return self.lifecycle.admit()
+        bundle = self.lifecycle.admit()
+        check_admission()
+        return bundle
 
     async def _prepare(self, bundle: EngineBundle, params: SamplingParams) -> None:
         """Compile a grammar in a thread: most take a millisecond, the largest half a second."""
         if params.grammar is not None:
             await asyncio.to_thread(bundle.engine.prepare, params)
 
-    def _admit(
+    async def _admit(
         self,
         body: SamplingFields,
         prompts: list[list[int]],
@@ -165,7 +169,9 @@ class Door:
         prefix: str,
         predicted: list[int] | None = None,
     ) -> Generation:
-        bundle = self.lifecycle.admit()  # tokenising may have taken a while
+        self.lifecycle.admit()  # tokenising may have taken a while
+        arrival_time = await admit(sum(len(prompt) for prompt in prompts))
+        bundle = self.lifecycle.require_engine()  # a drain lets those in who wait for their turn
         request_id = f"{prefix}-{body.request_id or uuid.uuid4().hex}"
         groups: list[list[Member]] = []
         for index, prompt in enumerate(prompts):
@@ -175,7 +181,7 @@ class Door:
                 params=params,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
-                arrival_time=time.monotonic(),
+                arrival_time=arrival_time,
                 predicted_token_ids=tuple(predicted or ()),
             )
             groups.append(members_of(request, prompt_index=index, num_choices=body.num_choices))

@@ -15,7 +15,13 @@ _BUCKETS_S = (0.1, 0.5, 1.0, 5.0, 30.0, 120.0)
 _UNCOUNTED = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NO_ROUTE = "none"
-_REFUSALS = ("server_overloaded", "model_loading", "server_shutting_down")  # of more work; other reasons may be added
+_REFUSALS = (
+    "server_overloaded",
+    "queue_timeout",
+    "rate_limit_exceeded",
+    "model_loading",
+    "server_shutting_down",
+)  # of more work; other reasons may be added
 
 
 class HttpMetrics:

@@ -232,6 +232,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_shut_down or self.transport.is_closing():
             self.transport.close()
             return
+        if not self.transport.can_write_eof():  # TLS cannot be closed on one side; its end says that all has been sent
+            self.transport.close()
+            return
         self.flow.resume_reading()
         self.transport.write_eof()
         self._stop_timer()

@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -79,6 +79,7 @@ class Lifecycle:
         self._drain_deadline = 0.0
         self._is_aborted = False
         self._is_stopped = False
+        self.on_abort: Callable[[], None] = lambda: None  # what else to end, together with the engine's requests
 
     # ---- what the routes ask
 
@@ -109,6 +110,16 @@ class Lifecycle:
             raise LoadFailedError
         if self._bundle is None:
             raise ModelLoadingError
+        return self.require_engine()
+
+    def require_engine(self) -> EngineBundle:
+        """The engine, for work that was admitted before: a drain does not end it.
+
+        Raises:
+            ShuttingDownError, EngineDeadError: it is too late.
+        """
+        if self._bundle is None or self._is_aborted:
+            raise ShuttingDownError
         if not self._bundle.engine.health().is_alive:
             raise EngineDeadError
         return self._bundle
@@ -208,6 +219,7 @@ class Lifecycle:
 
     def _abort_active(self) -> None:
         self._is_aborted = True
+        self.on_abort()
         if self._bundle is not None:
             for request_id in list(self._active):
                 self._bundle.engine.abort(request_id)

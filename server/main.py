@@ -23,12 +23,15 @@ from fastapi import FastAPI
 
 import peagle
 from peagle import EngineConfig, PhaseListener
+from peagle.errors import ConfigError
+from server.access import add_access, create_admission, end_request
 from server.api import chat, completions, tokenize
 from server.api.router import create_router
 from server.body_reads import BodyReads
 from server.engine_bundle import EngineBundle, EngineStarter
 from server.engine_report import EngineReport
 from server.errors import install_handlers
+from server.guard import TicketMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http_protocol import HttpProtocol
 from server.lifespan import Lifecycle, lifespan
@@ -37,7 +40,6 @@ from server.metrics_page import MetricsPage
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
 from server.process_metrics import LifecycleCollector
 from server.prometheus import create_registry
-from server.request_log import log_request
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -81,9 +83,12 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     app.state.body_reads = body_reads
     app.state.http_metrics = http_metrics
     app.state.metrics_registry = registry
+    admission = create_admission(settings, lifecycle)
+    app.state.admission = admission
     app.state.metrics_page = MetricsPage(
         registry,
         get_bundle=lambda: lifecycle.bundle,
+        get_num_waiting=lambda: admission.num_waiting,
         get_model_name=lambda bundle: names[0] if names else bundle.model_id,
     )
     app.state.engine_report = EngineReport(lambda: lifecycle.bundle, interval_s=settings.server.stats_interval_s)
@@ -91,6 +96,8 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     app.include_router(create_router())
     install_handlers(app)
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes, reads=body_reads)
+    app.add_middleware(TicketMiddleware, admission=admission)
+    add_access(app, settings.server)
     app.add_middleware(RequestMiddleware)  # outside of the limits: refused bodies get an id and a log line
     app.add_middleware(HttpMetricsMiddleware, metrics=http_metrics)  # added last, so it is outermost: it sees every end
     return app
@@ -104,7 +111,7 @@ def loader_starter(config: EngineConfig) -> EngineStarter:
         # The modules behind a model are a large graph that never dies; collections that walk it would pause everyone.
         gc.freeze()
         return EngineBundle(
-            engine=peagle.start_engine(loaded, on_end=log_request),
+            engine=peagle.start_engine(loaded, on_end=end_request),
             tokenizer=loaded.tokenizer,
             chat_template=loaded.tokenizer.chat_template,
             model_id=model_id(config.model.model),
@@ -146,7 +153,7 @@ class DrainingServer(uvicorn.Server):
 
 def run(settings: Settings) -> int:
     """Serve until a signal or a failure. Returns the process's exit code."""
-    configure_logging(settings.server.log_level)
+    configure_logging(settings.server.log_level, settings.server.log_format)
     for variable, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(variable, value)
     try:
@@ -159,14 +166,21 @@ def run(settings: Settings) -> int:
             error.strerror or error,
         )
         return 1
-    return serve(settings, loader_starter(settings.engine), listener)
+    try:
+        return serve(settings, loader_starter(settings.engine), listener)
+    except (ConfigError, OSError) as error:  # of keys and certificates, which are read at the start
+        logger.error("the server cannot start: %s", error)
+        return 1
+    finally:
+        listener.close()
 
 
 def serve(settings: Settings, start_engine: EngineStarter, listener: socket.socket) -> int:
     """Serve on an open socket, which is closed at the end. Returns the process's exit code."""
     app = create_app(settings, start_engine)
     host, port = listener.getsockname()[:2]
-    logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "http" if settings.server.ssl_certfile is None else "https"
+    logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     create_server(app).run(sockets=[listener])
     logger.info("stopped")
     lifecycle: Lifecycle = app.state.lifecycle
@@ -188,6 +202,8 @@ def create_server(app: FastAPI) -> DrainingServer:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_CONNECTION_S,
         timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+        ssl_certfile=settings.server.ssl_certfile,
+        ssl_keyfile=settings.server.ssl_keyfile,
     )
     return DrainingServer(config, lifecycle=app.state.lifecycle, body_reads=app.state.body_reads)
 

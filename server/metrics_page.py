@@ -8,6 +8,7 @@ only the numbers change, so everything before the number is made once. Owns this
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,6 +26,7 @@ class MetricsPage:
         registry: what is not the engine's.
         get_bundle: the engine, once it is loaded.
         get_model_name: the value of the label `model_name`.
+        get_num_waiting: requests that wait outside of the engine.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class MetricsPage:
         *,
         get_bundle: Callable[[], EngineBundle | None],
         get_model_name: Callable[[EngineBundle], str],
+        get_num_waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._registry = registry
         self._get_bundle = get_bundle
         self._get_model_name = get_model_name
+        self._get_num_waiting = get_num_waiting
         self._text: EngineText | None = None
 
     def render(self) -> bytes:
@@ -48,7 +52,9 @@ class MetricsPage:
         if self._text is None:
             self._text = EngineText(self._get_model_name(bundle))
         engine = bundle.engine
-        return self._text.render(Snapshot(engine.stats(), engine.health())).encode() + rest
+        stats = engine.stats()
+        stats = replace(stats, num_waiting=stats.num_waiting + self._get_num_waiting())
+        return self._text.render(Snapshot(stats, engine.health())).encode() + rest
 
 
 class EngineText:

@@ -119,4 +119,12 @@ def _log_access(scope: Scope, status: int, duration_s: float) -> None:
     if path in QUIET_PATHS:
         return
     client = scope["client"][0] if scope.get("client") else "-"
-    access_logger.info("%s %s %s %d %.1f ms", client, scope["method"], quote(path), status, duration_s * 1e3)
+    fields = {
+        "event": "http_request",
+        "client": client,
+        "method": scope["method"],
+        "path": quote(path),
+        "status": status,
+        "duration_ms": round(duration_s * 1e3, 1),
+    }
+    access_logger.info("%s %s %s %d %.1f ms", *list(fields.values())[1:], extra=fields)
