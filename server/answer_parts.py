@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from peagle import RequestOutput, TokenLogprobs, Usage
+from peagle import RequestOutput, TokenLogprobs, Usage, __version__
 from peagle.text import Tokenizer
 
+FINGERPRINT = f"peagle-{__version__}"  # the same build, seed and parameters give the same answer
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has no word for
 
 

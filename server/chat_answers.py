@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peagle import FinishReason, RequestOutput
-from server.answer_parts import chat_logprobs, metrics_part, prompt_part, usage_part
+from server.answer_parts import FINGERPRINT, chat_logprobs, metrics_part, prompt_part, usage_part
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
 from server.schemas.chat import ChatCompletionRequest
@@ -70,7 +70,7 @@ class ChatAnswer:
             "model": generation.model,
             "choices": [self._choice(index, choice) for index, choice in enumerate(self._choices)],
             "usage": usage_part(generation.usage),
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }
         if body.service_tier is not None:
             answer["service_tier"] = "default"
@@ -89,7 +89,7 @@ class ChatAnswer:
         text = _echoed(self._body) + "".join(choice.text)
         part: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
             "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
             "finish_reason": finish_word(choice.last.finish_reason),
             "stop_reason": choice.last.stop_reason,
@@ -119,7 +119,7 @@ class ChatChunks:
             "object": "chat.completion.chunk",
             "created": generation.created,
             "model": generation.model,
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }
         if body.service_tier is not None:
             self._head["service_tier"] = "default"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from peagle import RequestOutput
-from server.answer_parts import TextLogprobs, metrics_part, prompt_part, usage_part
+from server.answer_parts import FINGERPRINT, TextLogprobs, metrics_part, prompt_part, usage_part
 from server.chat_answers import finish_word
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
@@ -28,7 +28,7 @@ class _Choices:
             "object": "text_completion",
             "created": generation.created,
             "model": generation.model,
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }
         self._logprobs = [TextLogprobs(generation.bundle.tokenizer) for _ in range(self.num_choices)]
         self._of_prompts: dict[int, Any] = {}  # by prompt: the engine tells the first answer's request alone

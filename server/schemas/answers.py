@@ -41,6 +41,7 @@ class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: str
     refusal: None
+    annotations: list[dict[str, Any]]
 
 
 class _Answer(BaseModel):
@@ -50,7 +51,7 @@ class _Answer(BaseModel):
     created: int
     model: str
     usage: CompletionUsage
-    system_fingerprint: str | None
+    system_fingerprint: str
     metrics: dict[str, Any] | None = None  # with `return_metrics`
 
 

@@ -12,6 +12,7 @@ import pytest
 from peagle.errors import ContextLengthError, EngineDeadError, EngineOverloadedError
 from peagle.sequence import FinishReason
 from peagle.text import Tokenizer
+from server.answer_parts import FINGERPRINT
 from server.prompts import LONGEST_INLINE_TEXT
 from tests.builders.server import MODEL, chat_body, serving, tiny_tokenizer
 from tests.fakes import Say, ScriptedEngine
@@ -36,7 +37,7 @@ async def test_a_whole_answer_has_openais_shape() -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+                "message": {"role": "assistant", "content": "Hello world", "refusal": None, "annotations": []},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
@@ -53,7 +54,7 @@ async def test_a_whole_answer_has_openais_shape() -> None:
                 "rejected_prediction_tokens": 0,
             },
         },
-        "system_fingerprint": None,
+        "system_fingerprint": FINGERPRINT,
     }
 
 
