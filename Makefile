@@ -30,7 +30,7 @@ fetch: $(BASE) ## fetch the default model into the cache
 
 test: $(DEV) ## run the whole suite (ARGS="tests/unit -k scheduler")
 	@$(BIN)/peagle fetch || echo "make test: the default model is not there; the tests that need it will be skipped" >&2
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(DEV) ## ruff, ruff format --check and mypy --strict
 	$(BIN)/ruff check .
