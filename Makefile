@@ -17,7 +17,7 @@ BASE := $(VENV)/.installed-base
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve fetch test lint format bench loadtest deploy-check clean
+.PHONY: help serve fetch test lint format bench loadtest deploy-check ops-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,13 @@ loadtest: $(LOCUST) ## put load on the server that runs on PORT; writes build/lo
 deploy-check: $(DEV) ## check the image, compose, the chart and the load test (ARGS="--only chart,compose")
 	@$(BIN)/peagle fetch || echo "make deploy-check: the default model is not there; the image will not be run" >&2
 	@scripts/deploy_check --tools $(TOOLS) $(ARGS)
+
+ops-check: $(DEV) ## faults, overload, drain and fuzz against real server processes (ARGS="--only drain")
+	@$(BIN)/python -m tests.ops $(ARGS)
+
+soak: $(DEV) ## twenty minutes of requests; prints the memory's slope, blocks in use at the end, and errors
+	@$(BIN)/peagle fetch
+	@$(BIN)/python scripts/soak --minutes 20 $(ARGS)
 
 clean: ## remove what the tools left behind; .venv and the model cache stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

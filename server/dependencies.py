@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from server.admission import check_admission
 from server.engine_bundle import EngineBundle
 from server.errors import UnsupportedMediaTypeError
 from server.generation import Door
@@ -93,12 +94,14 @@ JsonDep = Annotated[bytes, Depends(read_json)]
 
 
 async def read_chat_request(body: JsonDep, config: ServerConfigDep) -> ChatCompletionRequest:
-    """See `parse_body`."""
+    """See `parse_body`. Under overload most requests are refused, so that is found out first."""
+    check_admission()
     return parse_body(body, ChatCompletionRequest, is_strict=config.strict_params)
 
 
 async def read_completion_request(body: JsonDep, config: ServerConfigDep) -> CompletionRequest:
-    """See `parse_body`."""
+    """As `read_chat_request`."""
+    check_admission()
     return parse_body(body, CompletionRequest, is_strict=config.strict_params)
 
 

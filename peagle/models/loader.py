@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -135,6 +136,7 @@ def _load_transformers(directory: Path, config: Any, precision: Precision, *, is
     # The grouped matrix products that transformers prefers take neither double nor every CPU.
     extra = {"experts_implementation": "eager"} if has_experts(config) else {}
     transformers_logging.disable_progress_bar()
+    _check_files(directory)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=dtype, attn_implementation="eager", output_loading_info=True, **extra
@@ -146,6 +148,16 @@ def _load_transformers(directory: Path, config: Any, precision: Precision, *, is
         raise ModelLoadError(f"weights are missing in {directory}: {', '.join(missing[:5])} ({len(missing)} in all)")
     loaded: PreTrainedModel = model.eval().requires_grad_(False).to(precision.device)
     return loaded
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse a file that is cut short, by its name. Reads the heads of the files alone."""
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read {path}: {error}. Fetch or copy it again.") from None
 
 
 def _log_weights(model: PreTrainedModel, *, packed: bool) -> None:
