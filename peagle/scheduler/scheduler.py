@@ -234,7 +234,9 @@ class Scheduler:
     def _admit(self, plan: StepPlan) -> None:
         while plan.budget_left > 0 and self._can_admit():
             seq = self._waiting.peek()
-            seq.uses_head = self._speculation.uses_head(seq, num_running=len(self._running))
+            # Those behind it come in with it: a burst must not pay for the head's prefill, and then go on without it.
+            beside = min(len(self._running) + len(self._waiting) - 1, self._config.max_num_seqs - 1)
+            seq.uses_head = self._speculation.uses_head(seq, num_running=beside)
             prefix = self._match_prefix(seq)
             rest = Grant(
                 seq=seq,

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from peagle.config import SchedulerConfig
 from peagle.errors import ConfigError, ContextLengthError, EngineOverloadedError, IntegrityError
 from peagle.outputs import ModelRunnerOutput, ScheduledSequence, SequenceCommit, SequenceOutput
 from peagle.sampling_params import SamplingParams
 from peagle.scheduler import Scheduler
+from peagle.scheduler.depth_policy import FixedDepth
+from peagle.scheduler.speculation import Speculation
 from peagle.sequence import FinishReason, Sequence, SequenceStatus
 from tests.builders.paged_runner import PagedRunner
 from tests.builders.scheduler import make_kv, make_scheduler, make_sequence
@@ -273,6 +276,24 @@ def test_a_newcomer_leaves_a_block_to_each_running_sequence() -> None:
     step(scheduler, runner)
     assert newcomer.status is SequenceStatus.RUNNING
     assert scheduler.num_preemptions == 0
+
+
+def test_a_burst_is_served_as_the_load_that_it_will_be() -> None:
+    class LowLoadOnly(FixedDepth):
+        def uses_head(self, seq_id: int, num_running: int) -> bool:
+            return num_running < 2
+
+    kv = make_kv(num_blocks=64)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
+    speculation = Speculation(num_speculative_tokens=3, policy=LowLoadOnly(3))
+    scheduler = Scheduler(config, kv, max_model_len=64, speculation=speculation)
+    burst = add(scheduler, *(make_sequence(index, range(5)) for index in range(5)))
+    scheduler.schedule()
+    assert not any(seq.uses_head for seq in burst)
+    alone = make_scheduler(kv=make_kv())
+    (single,) = add(alone, make_sequence(9, range(5)))
+    alone.schedule()
+    assert single.uses_head
 
 
 def test_the_last_in_order_waits_with_its_blocks_while_others_go_on() -> None:
