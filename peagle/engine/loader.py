@@ -56,7 +56,7 @@ from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
 from peagle.runner.row_logprobs import AnswerLogprobs
 from peagle.runner.verification import MatchVerification, Verification
-from peagle.runner.warmup import warm_up
+from peagle.runner.warmup import measure_steps, warm_up
 from peagle.scheduler.scheduler import Scheduler
 from peagle.scheduler.speculation import Speculation
 from peagle.spec_config import SpecConfig
@@ -141,7 +141,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=precision.device.type == "cpu"),
             kv := _build_kv(config.cache, size, has_head=head is not None),
-            build_speculation(config.spec, drafter),
+            _build_speculation(config, drafter, runner, sizes),
             max_model_len,
         ),
         kv=kv,
@@ -168,6 +168,23 @@ def _warm_up(runner: ModelRunner, sizes: DrafterSizes, on_phase: PhaseListener, 
         has_drafter=has_drafter,
         on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
     )
+
+
+def _build_speculation(config: EngineConfig, drafter: Drafter, runner: ModelRunner, sizes: DrafterSizes) -> Speculation:
+    """Limits and policy, which knows what plain steps cost if it goes by that."""
+    speculation = build_speculation(config.spec, drafter)
+    if drafter.num_speculative_tokens and config.spec.is_adaptive:
+        most = sizes.padding.batch_sizes.sizes[-1]
+        timings = measure_steps(
+            runner,
+            batch_sizes=sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}),
+            max_num_tokens=sizes.max_model_len - 1,
+            block_size=sizes.block_size,
+            has_drafter=drafter.num_layers > 0,
+        )
+        for num_seqs, timing in timings.items():
+            speculation.note_cost(num_seqs, timing)
+    return speculation
 
 
 def _fresh_graph_stats(runner: ModelRunner, head_drafter: Drafter) -> dict[str, GraphStats]:

@@ -6,13 +6,15 @@ before it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from peagle.outputs import ScheduledSequence, SchedulerOutput
+from peagle.outputs import ScheduledSequence, SchedulerOutput, StepTiming
 from peagle.runner.model_runner import ModelRunner
 from peagle.sampling_params import SamplingParams
 
 _PROMPT_TOKENS = 64
+_CONTEXT_TOKENS = 256  # that a measured step looks back on
+_NUM_RUNS = 3
 
 
 def warm_up(
@@ -46,11 +48,36 @@ def warm_up(
         runner.execute(_step(size, num_tokens=1, table=table, has_drafter=has_drafter))
 
 
-def _step(num_seqs: int, *, num_tokens: int, table: list[int], has_drafter: bool) -> SchedulerOutput:
+def measure_steps(
+    runner: ModelRunner, *, batch_sizes: Iterable[int], max_num_tokens: int, block_size: int, has_drafter: bool
+) -> dict[int, StepTiming]:
+    """What a decoding step without drafts costs, by its number of sequences: the quickest of a few runs.
+
+    Whoever decides whether drafting pays has to know what it is compared with, and a server that always drafts would
+    never find out.
+
+    Args:
+        runner: to be measured; warmed up.
+        batch_sizes: numbers of sequences.
+        max_num_tokens: tokens that the pool and the context hold at least.
+        block_size: tokens in a block.
+        has_drafter: as in `warm_up`.
+    """
+    start = min(_CONTEXT_TOKENS, max_num_tokens) - 1
+    table = list(range(-(-(start + 2) // block_size)))
+    timings: dict[int, StepTiming] = {}
+    for size in batch_sizes:
+        step = _step(size, num_tokens=1, table=table, has_drafter=has_drafter, start=start)
+        runs = [timing for _ in range(_NUM_RUNS) if (timing := runner.execute(step).timing) is not None]
+        timings[size] = min(runs, key=lambda timing: timing.verify_s)
+    return timings
+
+
+def _step(num_seqs: int, *, num_tokens: int, table: list[int], has_drafter: bool, start: int = 0) -> SchedulerOutput:
     scheduled = tuple(
         ScheduledSequence(
             seq_id=index,
-            start=0,
+            start=start,
             token_ids=[0] * num_tokens,
             num_draft_tokens=0,
             is_sampling=True,

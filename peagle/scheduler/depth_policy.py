@@ -199,9 +199,11 @@ class AdaptiveDepth:
         if self._num_proposals < _MIN_PROPOSALS or not self.verify_cost.is_known:
             return float("inf")  # nothing is known that speaks against it
         plain = self.verify_cost.seconds(num_seqs) / num_seqs
-        best, tokens = 0.0, 1.0
+        best, tokens, reached = 0.0, 1.0, 1.0
         for depth, survival in enumerate(self.survival.mean, start=1):
-            tokens += survival
+            # Deep drafts are only verified where they are promising, so their mean flatters; none outlives its parent.
+            reached = min(reached, survival)
+            tokens += reached
             seconds = self.verify_cost.seconds(num_seqs * (depth + 1)) + self.draft_cost.seconds(num_seqs)
             best = max(best, num_seqs * tokens * plain / max(seconds, 1e-9))
         return best

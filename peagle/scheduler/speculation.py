@@ -107,6 +107,12 @@ class Speculation:
                 )
             )
 
+    def note_cost(self, num_rows: int, timing: StepTiming) -> None:
+        """Tell the policy what a step without drafts costs, before there is any load."""
+        self._policy.observe_step(
+            StepReport(num_rows=num_rows, num_drafting=0, verify_s=timing.verify_s, draft_s=timing.draft_s)
+        )
+
     def forget(self, seq_id: int) -> None:
         """A sequence has ended."""
         self._policy.forget(seq_id)

@@ -9,7 +9,7 @@ import pytest
 
 from peagle.outputs import ModelRunnerOutput, SchedulerOutput
 from peagle.runner.model_runner import ModelRunner
-from peagle.runner.warmup import warm_up
+from peagle.runner.warmup import measure_steps, warm_up
 from tests.builders.head import tiny_head
 from tests.builders.model import write_model
 from tests.builders.runner import (
@@ -80,3 +80,18 @@ def test_steps_fit_the_smallest_pool(max_model_len: int, tmp_path: Path) -> None
     assert [len(step.scheduled) for step in steps] == [1, 1, 2, 4, 6]
     assert [step.num_scheduled_tokens for step in steps] == [min(64, max_model_len - 1), 1, 2, 4, 6]
     assert all(block < sizes.num_blocks for step in steps for s in step.scheduled for block in s.block_table)
+
+
+def test_plain_steps_are_measured_by_their_number_of_sequences(tmp_path: Path) -> None:
+    padding = PADDINGS["fixed"](SIZES)
+    drafter = make_graphed_drafter(tiny_head(), SIZES, padding)
+    tiny = make_runner(write_model(tmp_path), SIZES, padding, drafter)
+    timings = measure_steps(
+        tiny.runner,
+        batch_sizes=(1, 2, 4),
+        max_num_tokens=SIZES.max_model_len - 1,
+        block_size=SIZES.block_size,
+        has_drafter=True,
+    )
+    assert list(timings) == [1, 2, 4]
+    assert all(timing.verify_s > 0 for timing in timings.values())
