@@ -17,7 +17,7 @@ BASE := $(VENV)/.installed-base
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help serve fetch test lint format bench loadtest deploy-check ops-check soak clean
+.PHONY: help serve fetch test lint format bench loadtest deploy-check api-check ops-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ loadtest: $(LOCUST) ## put load on the server that runs on PORT; writes build/lo
 deploy-check: $(DEV) ## check the image, compose, the chart and the load test (ARGS="--only chart,compose")
 	@$(BIN)/peagle fetch || echo "make deploy-check: the default model is not there; the image will not be run" >&2
 	@scripts/deploy_check --tools $(TOOLS) $(ARGS)
+
+api-check: $(DEV) ## llm-comply and schemathesis against a real server process (ARGS="--examples 500")
+	@$(BIN)/python scripts/api_check --tools build/api-tools $(ARGS)
 
 ops-check: $(DEV) ## faults, overload, drain and fuzz against real server processes (ARGS="--only drain")
 	@$(BIN)/python -m tests.ops $(ARGS)

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.answers import stream_answer, whole_answer
-from server.api.body_docs import BodyDocs
+from server.api.body_docs import BodyDocs, answer_docs
 from server.chat_answers import ChatAnswer, ChatChunks
 from server.dependencies import ChatRequestDep, DoorDep
 from server.generation import Door
 from server.schemas.answers import ChatCompletion
 from server.schemas.chat import ChatCompletionRequest
-from server.schemas.errors import ErrorEnvelope
 
 router = APIRouter()
 BODY = BodyDocs.of(ChatCompletionRequest)
@@ -23,7 +22,7 @@ BODY = BodyDocs.of(ChatCompletionRequest)
 
 @router.post(
     "/v1/chat/completions",
-    responses={200: {"model": ChatCompletion}, "4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}},
+    responses=answer_docs(ChatCompletion),
     openapi_extra=BODY.extra,
 )
 async def create_chat_completion(body: ChatRequestDep, door: DoorDep, request: Request) -> Response:

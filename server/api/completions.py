@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.answers import stream_answer, whole_answer
-from server.api.body_docs import BodyDocs
+from server.api.body_docs import BodyDocs, answer_docs
 from server.dependencies import CompletionRequestDep, DoorDep
 from server.generation import Door
 from server.schemas.answers import TextCompletion
 from server.schemas.completions import CompletionRequest
-from server.schemas.errors import ErrorEnvelope
 from server.text_answers import TextAnswer, TextChunks
 
 router = APIRouter()
@@ -23,7 +22,7 @@ BODY = BodyDocs.of(CompletionRequest)
 
 @router.post(
     "/v1/completions",
-    responses={200: {"model": TextCompletion}, "4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}},
+    responses=answer_docs(TextCompletion),
     openapi_extra=BODY.extra,
 )
 async def create_completion(body: CompletionRequestDep, door: DoorDep, request: Request) -> Response:

@@ -13,11 +13,12 @@ import peagle
 from server.dependencies import LifecycleDep
 from server.errors import ErrorReply
 from server.lifespan import ServerStatus
+from server.schemas.errors import ErrorEnvelope
 
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", responses={503: {"model": ErrorEnvelope}})
 async def health(lifecycle: LifecycleDep) -> Response:
     """200 unless the process should be restarted: loading failed, or the engine is dead or stuck."""
     illness = lifecycle.illness()
@@ -26,7 +27,7 @@ async def health(lifecycle: LifecycleDep) -> Response:
     return ErrorReply(status=503, message=f"Unhealthy: {illness}.", type="server_error", code="unhealthy").response()
 
 
-@router.get("/ready")
+@router.get("/ready", responses={503: {"description": "Not ready; the body is the same."}})
 async def ready(lifecycle: LifecycleDep) -> Response:
     """200 while requests can be taken; always says how far the process is."""
     readiness = lifecycle.readiness()

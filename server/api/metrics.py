@@ -8,7 +8,7 @@ names. Refuses to know the metrics (`server.metrics_page`).
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from server.metrics_page import MetricsPage
 
@@ -17,7 +17,7 @@ router = APIRouter()
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """All metrics of this process."""
     page: MetricsPage = request.app.state.metrics_page

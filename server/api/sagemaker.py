@@ -9,17 +9,20 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.api.body_docs import BodyDocs, answer_docs
 from server.api.chat import answer_chat
 from server.api.completions import answer_completion
 from server.dependencies import DoorDep, JsonDep, LifecycleDep, ServerConfigDep
 from server.errors import ErrorReply, MissingParameterError
 from server.json_bodies import parse_body
 from server.lifespan import ServerStatus
+from server.schemas.answers import ChatCompletion, TextCompletion
 from server.schemas.chat import ChatCompletionRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.errors import ErrorEnvelope
 
 router = APIRouter(responses={"4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}})
+BODY = BodyDocs.of_either(ChatCompletionRequest, CompletionRequest, optional="model")
 
 
 @router.get("/ping")
@@ -30,7 +33,7 @@ async def ping(lifecycle: LifecycleDep) -> Response:
     return ErrorReply(status=503, message="Not ready.", type="server_error", code="model_loading").response()
 
 
-@router.post("/invocations")
+@router.post("/invocations", responses=answer_docs(ChatCompletion | TextCompletion), openapi_extra=BODY.extra)
 async def invoke(
     body: JsonDep, door: DoorDep, lifecycle: LifecycleDep, config: ServerConfigDep, request: Request
 ) -> Response:

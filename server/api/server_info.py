@@ -13,9 +13,10 @@ import peagle
 from server.config_options import config_groups
 from server.config_report import effective_value
 from server.masking import masked
+from server.schemas.errors import ErrorEnvelope
 from server.settings import Settings
 
-router = APIRouter()
+router = APIRouter(responses={"4XX": {"model": ErrorEnvelope}, "5XX": {"model": ErrorEnvelope}})
 
 
 @router.get("/server_info")

@@ -19,7 +19,15 @@ MAX_ITEMS = 65_536  # of lists; a longer one does not fit in any context
 MAX_NAME = 100  # characters of a client's own name for something, where it is repeated to it
 
 
-def param(text: str, *, range: str = "", default: str = "", others: str = "", **constraints: Any) -> Any:
+def param(
+    text: str,
+    *,
+    range: str = "",
+    default: str = "",
+    others: str = "",
+    bounds: Mapping[str, Any] | None = None,
+    **constraints: Any,
+) -> Any:
     """A field that may be left out.
 
     Args:
@@ -27,9 +35,10 @@ def param(text: str, *, range: str = "", default: str = "", others: str = "", **
         range: which values it takes, where that is not to be read off the type and the constraints.
         default: what leaving it out means.
         others: which servers have it too, by letter: O(penAI), V(LLM), S(GLang), L(lama.cpp).
+        bounds: keywords of JSON Schema that `/openapi.json` shows, for ranges that are checked further in.
         constraints: further arguments of pydantic's `Field`.
     """
-    extra: dict[str, Any] = {"x-range": range, "x-default": default, "x-others": others}
+    extra: dict[str, Any] = {"x-range": range, "x-default": default, "x-others": others, **(bounds or {})}
     return Field(default=None, description=text, json_schema_extra=extra, **constraints)
 
 

@@ -21,7 +21,7 @@ _OLD_CALLS = "it is the old form of tool calls; send 'tool_calls'"
 class TextPart(ClientModel):
     """One part of a message's content."""
 
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"enum": ["text", "refusal"]})]
     text: str | None = None
     refusal: str | None = None
 
@@ -78,7 +78,7 @@ class ToolCall(ClientModel):
     """A tool call that the assistant made earlier in the conversation."""
 
     id: str | None = None
-    type: str | None = None
+    type: Annotated[str | None, Field(json_schema_extra={"enum": ["function", None]})] = None
     index: int | None = None
     function: CalledFunction
 
@@ -103,7 +103,7 @@ class ChatMessage(ClientModel):
         "function_call": _OLD_CALLS,
     }
 
-    role: str
+    role: Annotated[str, Field(json_schema_extra={"enum": list(ROLES)})]
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None

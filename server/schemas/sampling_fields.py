@@ -48,46 +48,53 @@ class SamplingFields(ClientModel):
         "answers are equal.", default="1", others="OVSL", ge=1, le=MAX_N,
     )  # fmt: skip
     temperature: float | None = param(
-        "Logits are divided by it; 0 takes the likeliest token.", range="0 to 2", default="1", others="OVSL"
-    )
+        "Logits are divided by it; 0 takes the likeliest token.",
+        range="0 to 2", default="1", others="OVSL", bounds={"minimum": 0, "maximum": 2},
+    )  # fmt: skip
     top_p: float | None = param(
         "Keeps the likeliest tokens that together reach this probability.",
-        range="above 0, to 1", default="1", others="OVSL",
+        range="above 0, to 1", default="1", others="OVSL", bounds={"exclusiveMinimum": 0, "maximum": 1},
     )  # fmt: skip
     top_k: int | None = param(
-        "Keeps so many of the likeliest tokens; 0 or -1 keeps all.", range="-1 or more", default="0", others="VSL"
-    )
+        "Keeps so many of the likeliest tokens; 0 or -1 keeps all.",
+        range="-1 or more", default="0", others="VSL", bounds={"minimum": -1, "maximum": MAX_INT},
+    )  # fmt: skip
     min_p: float | None = param(
-        "Keeps tokens at least so likely, relative to the likeliest.", range="0 to 1", default="0", others="VSL"
-    )
+        "Keeps tokens at least so likely, relative to the likeliest.",
+        range="0 to 1", default="0", others="VSL", bounds={"minimum": 0, "maximum": 1},
+    )  # fmt: skip
     seed: int | None = param(
         "Key of the noise: the same request with the same seed repeats.",
-        range="64 bits, signed", default="drawn", others="OVSL",
+        range="64 bits, signed", default="drawn", others="OVSL", bounds={"minimum": -(2**63), "maximum": 2**63 - 1},
     )  # fmt: skip
     presence_penalty: float | None = param(
-        "Taken off the logit of each token that the answer has already.", range="-2 to 2", default="0", others="OVSL"
-    )
+        "Taken off the logit of each token that the answer has already.",
+        range="-2 to 2", default="0", others="OVSL", bounds={"minimum": -2, "maximum": 2},
+    )  # fmt: skip
     frequency_penalty: float | None = param(
-        "Taken off once for every time that the answer has the token.", range="-2 to 2", default="0", others="OVSL"
-    )
+        "Taken off once for every time that the answer has the token.",
+        range="-2 to 2", default="0", others="OVSL", bounds={"minimum": -2, "maximum": 2},
+    )  # fmt: skip
     repetition_penalty: float | None = param(
         "Makes tokens of prompt and answer less likely, by a factor on the logit.",
-        range="above 0, to 10", default="1", others="VSL",
+        range="above 0, to 10", default="1", others="VSL", bounds={"exclusiveMinimum": 0, "maximum": 10},
     )  # fmt: skip
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_ITEMS)] | None = param(
         "Added to the logits of tokens, by token id.", range="each -100 to 100", default="none", others="OVSL"
     )
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = param(
-        "The only tokens that the answer may have.", range="not empty", default="all", others="V"
-    )
+        "The only tokens that the answer may have.", range="not empty", default="all", others="V",
+        bounds={"minItems": 1},
+    )  # fmt: skip
     bad_words: Annotated[list[str], Field(max_length=1024, fail_fast=True)] | None = param(
         "Words that the answer must not have, as the tokens that spell them with and without a space before.",
         default="none", others="V",
     )  # fmt: skip
     max_tokens: int | None = param("Most tokens of an answer.", default="what the context holds", others="OVSL")
     min_tokens: int | None = param(
-        "The answer does not end before it has so many tokens.", range="0 to max_tokens", default="0", others="VS"
-    )
+        "The answer does not end before it has so many tokens.",
+        range="0 to max_tokens", default="0", others="VS", bounds={"minimum": 0},
+    )  # fmt: skip
     stop: Stop | None = param(
         "Strings that end the answer.", range="at most 4, each of 1 to 4096 characters", default="none", others="OVSL"
     )
@@ -121,6 +128,7 @@ class SamplingFields(ClientModel):
     truncate_prompt_tokens: int | None = param(
         "Keep only so many tokens at the end of the prompt; -1 keeps what the context holds.",
         range="-1, or 1 or more", default="off: a prompt that is too long is refused", others="V", le=MAX_INT,
+        bounds={"minimum": -1, "not": {"const": 0}},
     )  # fmt: skip
     stream: bool | None = param("Send the answer as server-sent events.", default="false", others="OVSL")
     stream_options: StreamOptions | None = param(

@@ -29,7 +29,7 @@ class FunctionDefinition(ClientModel):
 class Tool(ClientModel):
     """One tool."""
 
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"const": "function"})]
     function: FunctionDefinition
 
     @field_validator("type")
