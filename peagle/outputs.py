@@ -106,6 +106,20 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A step that was run for its duration alone.
+
+    Attributes:
+        num_seqs: that it decoded, without drafts.
+        is_drafting: it also drafted for each of them.
+    """
+
+    num_seqs: int
+    is_drafting: bool
+    timing: StepTiming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
     """Host numbers only; nothing of the device leaves the runner."""
 

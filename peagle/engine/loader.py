@@ -56,7 +56,7 @@ from peagle.runner.memory import CacheSize, size_cache
 from peagle.runner.model_runner import ModelRunner, RunnerLimits
 from peagle.runner.row_logprobs import AnswerLogprobs
 from peagle.runner.verification import MatchVerification, Verification
-from peagle.runner.warmup import measure_steps, warm_up
+from peagle.runner.warmup import HeadSlots, measure_steps, warm_up
 from peagle.scheduler.scheduler import Scheduler
 from peagle.scheduler.speculation import Speculation
 from peagle.spec_config import SpecConfig
@@ -175,15 +175,16 @@ def _build_speculation(config: EngineConfig, drafter: Drafter, runner: ModelRunn
     speculation = build_speculation(config.spec, drafter)
     if drafter.num_speculative_tokens and config.spec.is_adaptive:
         most = sizes.padding.batch_sizes.sizes[-1]
-        timings = measure_steps(
+        head = HeadSlots(num_drafts=drafter.num_speculative_tokens, num_mask_slots=drafter.num_mask_slots)
+        measured = measure_steps(
             runner,
             batch_sizes=sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}),
             max_num_tokens=sizes.max_model_len - 1,
             block_size=sizes.block_size,
-            has_drafter=drafter.num_layers > 0,
+            head=head if drafter.num_layers > 0 else None,
         )
-        for num_seqs, timing in timings.items():
-            speculation.note_cost(num_seqs, timing)
+        for step in measured:
+            speculation.note_cost(step)
     return speculation
 
 

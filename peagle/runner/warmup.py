@@ -7,14 +7,28 @@ before it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from peagle.outputs import ScheduledSequence, SchedulerOutput, StepTiming
+from peagle.outputs import MeasuredStep, ScheduledSequence, SchedulerOutput
 from peagle.runner.model_runner import ModelRunner
 from peagle.sampling_params import SamplingParams
 
 _PROMPT_TOKENS = 64
 _CONTEXT_TOKENS = 256  # that a measured step looks back on
 _NUM_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSlots:
+    """What a draft head writes behind a sequence's rows.
+
+    Attributes:
+        num_drafts: K that is asked for.
+        num_mask_slots: slots that its masks take.
+    """
+
+    num_drafts: int
+    num_mask_slots: int
 
 
 def warm_up(
@@ -49,9 +63,9 @@ def warm_up(
 
 
 def measure_steps(
-    runner: ModelRunner, *, batch_sizes: Iterable[int], max_num_tokens: int, block_size: int, has_drafter: bool
-) -> dict[int, StepTiming]:
-    """What a decoding step without drafts costs, by its number of sequences: the quickest of a few runs.
+    runner: ModelRunner, *, batch_sizes: Iterable[int], max_num_tokens: int, block_size: int, head: HeadSlots | None
+) -> list[MeasuredStep]:
+    """What a decoding step without drafts costs, by its number of sequences, and what it costs to draft for them.
 
     Whoever decides whether drafting pays has to know what it is compared with, and a server that always drafts would
     never find out.
@@ -61,28 +75,47 @@ def measure_steps(
         batch_sizes: numbers of sequences.
         max_num_tokens: tokens that the pool and the context hold at least.
         block_size: tokens in a block.
-        has_drafter: as in `warm_up`.
+        head: what the draft head writes; None without one.
     """
-    start = min(_CONTEXT_TOKENS, max_num_tokens) - 1
-    table = list(range(-(-(start + 2) // block_size)))
-    timings: dict[int, StepTiming] = {}
+    num_behind = 1 if head is None else 1 + head.num_mask_slots
+    start = max(min(_CONTEXT_TOKENS, max_num_tokens) - num_behind, 0)
+    table = list(range(-(-(start + 1 + num_behind) // block_size)))
+    measured = []
     for size in batch_sizes:
-        step = _step(size, num_tokens=1, table=table, has_drafter=has_drafter, start=start)
-        runs = [timing for _ in range(_NUM_RUNS) if (timing := runner.execute(step).timing) is not None]
-        timings[size] = min(runs, key=lambda timing: timing.verify_s)
-    return timings
+        for max_next_drafts in (0,) if head is None else (0, head.num_drafts):
+            step = _step(
+                size,
+                num_tokens=1,
+                table=table,
+                has_drafter=head is not None,
+                start=start,
+                max_next_drafts=max_next_drafts,
+            )
+            for _ in range(_NUM_RUNS):
+                timing = runner.execute(step).timing
+                if timing is not None:
+                    measured.append(MeasuredStep(num_seqs=size, is_drafting=max_next_drafts > 0, timing=timing))
+    return measured
 
 
-def _step(num_seqs: int, *, num_tokens: int, table: list[int], has_drafter: bool, start: int = 0) -> SchedulerOutput:
+def _step(
+    num_seqs: int,
+    *,
+    num_tokens: int,
+    table: list[int],
+    has_drafter: bool,
+    start: int = 0,
+    max_next_drafts: int = 0,
+) -> SchedulerOutput:
     scheduled = tuple(
         ScheduledSequence(
-            seq_id=index,
+            seq_id=-1 - index,  # no sequence has such a name: what drafters remember of it is nobody's
             start=start,
             token_ids=[0] * num_tokens,
             num_draft_tokens=0,
             is_sampling=True,
             next_token_id=None,
-            max_next_drafts=0,
+            max_next_drafts=max_next_drafts,
             block_table=table,
             drafter_block_table=table if has_drafter else (),
             params=SamplingParams(temperature=0.0),

@@ -7,11 +7,12 @@ tokens. Owns the choice. Refuses to know blocks and budgets: the scheduler short
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from peagle.scheduler.head_gain import HeadGain
+from peagle.scheduler.row_choice import choose_rows
 from peagle.scheduler.step_costs import CostCurve
 from peagle.scheduler.survival import SurvivalModel
 from peagle.spec_config import BatchSizeRange
@@ -19,10 +20,16 @@ from peagle.spec_config import BatchSizeRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOffer:
-    """Drafts of one decoding sequence that could be verified."""
+    """Drafts of one decoding sequence that could be verified.
+
+    Attributes:
+        confidences: of each draft, given that its parent is accepted.
+        uses_head: the sequence is served with the head, whoever made these drafts.
+    """
 
     seq_id: int
     confidences: Sequence[float]
+    uses_head: bool = True
 
     @property
     def num_drafts(self) -> int:
@@ -126,16 +133,15 @@ class DepthByBatchSize(FixedDepth):
 
 _WORTHWHILE = 1.02  # speedup that the head must promise to be used, and
 _HOPELESS = 0.98  # below which running sequences go on without it
-_PROBE_EVERY = 16  # while it is not used, one sequence in so many is served with it, to notice when it would pay
-_MIN_PROPOSALS = 50  # that are verified before the head is judged
+_PROBE_EVERY = 16  # while it is not used, one sequence in so many is served with it, to notice when it would pay;
+_PROBE_EVERY_AT_ONCE = 8  # and one in so many times those that decode at once, each of which waits for a probe's drafts
+_PROBE_PROPOSALS = 16  # after which a probe goes on like the others
 
 
 class AdaptiveDepth:
-    """As many drafts as raise the expected tokens per second.
+    """As many drafts as raise the expected tokens per second (`row_choice`), and the head where it pays (`head_gain`).
 
-    A step of N sequences that verifies the B likeliest drafts yields N + sum of their survivals tokens, and takes the
-    time of its rows and of drafting. Survival only falls with depth, so the B likeliest of all are a beginning of each
-    chain. Times are learned from the steps themselves.
+    Times are learned from the steps themselves.
 
     Args:
         num_speculative_tokens: K, most drafts of a sequence.
@@ -146,35 +152,30 @@ class AdaptiveDepth:
         self.verify_cost = CostCurve()
         self.draft_cost = CostCurve()
         self.survival = SurvivalModel()
-        self._num_proposals = 0
-        self._probes: set[int] = set()
+        self._gain = HeadGain(self.verify_cost, self.draft_cost)
+        self._probes: dict[int, int] = {}  # proposals that are left to each
 
     def num_to_verify(self, offers: Sequence[DraftOffer], *, num_other_rows: int) -> list[int]:
         """The choice that promises the most tokens a second."""
-        survivals = [self.survival.survivals(offer.seq_id, offer.confidences) for offer in offers]
+        chains = [self.survival.survivals(offer.seq_id, offer.confidences) for offer in offers]
+        for offer, chain in zip(offers, chains, strict=True):
+            if offer.uses_head and chain:
+                self._gain.observe(chain)
+                if offer.seq_id in self._probes:
+                    self._probes[offer.seq_id] -= 1
         if not self.verify_cost.is_known:
             return [offer.num_drafts for offer in offers]
-        base_rows = len(offers) + num_other_rows
-        drafting_s = self.draft_cost.seconds(len(offers))
-        counts = [0] * len(offers)
-        best_counts = list(counts)
-        tokens = float(len(offers))
-        best_rate = tokens / max(self.verify_cost.seconds(base_rows) + drafting_s, 1e-9)
-        # Next drafts by falling survival; each chain has one candidate at a time.
-        candidates = [(-chain[0], index) for index, chain in enumerate(survivals) if chain]
-        heapq.heapify(candidates)
-        num_rows = base_rows
-        while candidates:
-            negative, index = heapq.heappop(candidates)
-            tokens -= negative
-            num_rows += 1
-            counts[index] += 1
-            if counts[index] < len(survivals[index]):
-                heapq.heappush(candidates, (-survivals[index][counts[index]], index))
-            rate = tokens / max(self.verify_cost.seconds(num_rows) + drafting_s, 1e-9)
-            if rate > best_rate:
-                best_rate, best_counts = rate, list(counts)
-        return best_counts
+        counts = choose_rows(
+            chains,
+            num_other_rows=num_other_rows,
+            rows_s=self.verify_cost.seconds,
+            drafting_s=self.draft_cost.seconds(sum(offer.uses_head for offer in offers)),
+        ).counts
+        # A probe that verified nothing would learn nothing.
+        return [
+            max(count, int(offer.seq_id in self._probes and offer.num_drafts > 0))
+            for offer, count in zip(offers, counts, strict=True)
+        ]
 
     def num_to_propose(self, num_decoding: int) -> int:
         """K: how many of them are verified is decided when they are there."""
@@ -184,33 +185,22 @@ class AdaptiveDepth:
         """Whether the head pays with one more sequence running; now and then it is tried anyway."""
         if self.gain(num_running + 1) > _WORTHWHILE:
             return True
-        if seq_id % _PROBE_EVERY == 0:
-            self._probes.add(seq_id)
+        if seq_id % max(_PROBE_EVERY, _PROBE_EVERY_AT_ONCE * (num_running + 1)) == 0:
+            self._probes[seq_id] = _PROBE_PROPOSALS
         return seq_id in self._probes
 
     def without_head(self, seq_ids: Sequence[int], num_decoding: int) -> list[int]:
         """All but the probes, if the head costs more than it brings at this load."""
         if not seq_ids or self.gain(max(num_decoding, 1)) >= _HOPELESS:
             return []
-        return [seq_id for seq_id in seq_ids if seq_id not in self._probes]
+        return [seq_id for seq_id in seq_ids if self._probes.get(seq_id, 0) <= 0]
 
     def gain(self, num_seqs: int) -> float:
-        """Expected speedup of the head over none with `num_seqs` decoding, at the best K."""
-        if self._num_proposals < _MIN_PROPOSALS or not self.verify_cost.is_known:
-            return float("inf")  # nothing is known that speaks against it
-        plain = self.verify_cost.seconds(num_seqs) / num_seqs
-        best, tokens, reached = 0.0, 1.0, 1.0
-        for depth, survival in enumerate(self.survival.mean, start=1):
-            # Deep drafts are only verified where they are promising, so their mean flatters; none outlives its parent.
-            reached = min(reached, survival)
-            tokens += reached
-            seconds = self.verify_cost.seconds(num_seqs * (depth + 1)) + self.draft_cost.seconds(num_seqs)
-            best = max(best, num_seqs * tokens * plain / max(seconds, 1e-9))
-        return best
+        """Expected speedup of the head over none with `num_seqs` decoding."""
+        return self._gain.at(num_seqs)
 
     def observe(self, offer: DraftOffer, *, num_accepted: int) -> None:
         """Learn how far confidences can be trusted."""
-        self._num_proposals += 1
         self.survival.observe(offer.seq_id, offer.confidences, num_accepted=num_accepted)
 
     def observe_step(self, report: StepReport) -> None:
@@ -222,4 +212,4 @@ class AdaptiveDepth:
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's record."""
         self.survival.forget(seq_id)
-        self._probes.discard(seq_id)
+        self._probes.pop(seq_id, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from peagle.outputs import ScheduledSequence, SchedulerOutput, SequenceOutput, StepTiming
+from peagle.outputs import MeasuredStep, ScheduledSequence, SchedulerOutput, SequenceOutput, StepTiming
 from peagle.scheduler.depth_policy import DepthPolicy, DraftOffer, FixedDepth, StepReport
 from peagle.scheduler.draft_budget import draft_allowance, shorten_drafts
 from peagle.scheduler.step_plan import Grant
@@ -56,7 +56,7 @@ class Speculation:
         wanted = [min(len(seq.draft_token_ids), self.longest_run(seq, seq.num_tokens)) for seq in decoding]
         fitting = shorten_drafts(wanted, allowance)
         offers = [
-            DraftOffer(seq_id=seq.seq_id, confidences=_confidences(seq)[:num_drafts])
+            DraftOffer(seq_id=seq.seq_id, confidences=_confidences(seq)[:num_drafts], uses_head=seq.uses_head)
             for seq, num_drafts in zip(decoding, fitting, strict=True)
         ]
         chosen = self._policy.num_to_verify(offers, num_other_rows=min(prefill_demand, room))
@@ -107,10 +107,15 @@ class Speculation:
                 )
             )
 
-    def note_cost(self, num_rows: int, timing: StepTiming) -> None:
-        """Tell the policy what a step without drafts costs, before there is any load."""
+    def note_cost(self, step: MeasuredStep) -> None:
+        """Tell the policy what a step costs, before there is any load."""
         self._policy.observe_step(
-            StepReport(num_rows=num_rows, num_drafting=0, verify_s=timing.verify_s, draft_s=timing.draft_s)
+            StepReport(
+                num_rows=step.num_seqs,
+                num_drafting=step.num_seqs if step.is_drafting else 0,
+                verify_s=step.timing.verify_s,
+                draft_s=step.timing.draft_s,
+            )
         )
 
     def forget(self, seq_id: int) -> None:

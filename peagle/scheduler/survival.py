@@ -43,7 +43,6 @@ class SurvivalModel:
 
     cells: dict[tuple[int, int], _Cell] = field(default_factory=dict)
     records: dict[int, SequenceRecord] = field(default_factory=dict)
-    mean: list[float] = field(default_factory=list)  # share of proposals whose first i + 1 drafts were accepted
 
     def survivals(self, seq_id: int, confidences: Sequence[float]) -> list[float]:
         """Probability that the first i + 1 drafts are accepted, for each i. Never rises."""
@@ -64,10 +63,6 @@ class SurvivalModel:
             cell = self.cells.setdefault((depth, bisect_right(_EDGES, confidence)), _Cell())
             cell.checked = cell.checked * _DECAY + 1.0
             cell.accepted = cell.accepted * _DECAY + is_accepted
-        for depth in range(len(confidences)):
-            if depth == len(self.mean):
-                self.mean.append(float(depth < num_accepted))
-            self.mean[depth] += 0.02 * ((depth < num_accepted) - self.mean[depth])
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended."""

@@ -9,7 +9,7 @@ import pytest
 
 from peagle.outputs import ModelRunnerOutput, SchedulerOutput
 from peagle.runner.model_runner import ModelRunner
-from peagle.runner.warmup import measure_steps, warm_up
+from peagle.runner.warmup import HeadSlots, measure_steps, warm_up
 from tests.builders.head import tiny_head
 from tests.builders.model import write_model
 from tests.builders.runner import (
@@ -82,16 +82,25 @@ def test_steps_fit_the_smallest_pool(max_model_len: int, tmp_path: Path) -> None
     assert all(block < sizes.num_blocks for step in steps for s in step.scheduled for block in s.block_table)
 
 
-def test_plain_steps_are_measured_by_their_number_of_sequences(tmp_path: Path) -> None:
+def test_steps_are_measured_by_their_number_of_sequences(tmp_path: Path) -> None:
     padding = PADDINGS["fixed"](SIZES)
     drafter = make_graphed_drafter(tiny_head(), SIZES, padding)
     tiny = make_runner(write_model(tmp_path), SIZES, padding, drafter)
-    timings = measure_steps(
+    measured = measure_steps(
         tiny.runner,
         batch_sizes=(1, 2, 4),
         max_num_tokens=SIZES.max_model_len - 1,
         block_size=SIZES.block_size,
-        has_drafter=True,
+        head=HeadSlots(num_drafts=drafter.num_speculative_tokens, num_mask_slots=drafter.num_mask_slots),
     )
-    assert list(timings) == [1, 2, 4]
-    assert all(timing.verify_s > 0 for timing in timings.values())
+    kinds = [(step.num_seqs, step.is_drafting) for step in measured]
+    assert kinds == [(size, drafts) for size in (1, 2, 4) for drafts in (False, True) for _ in range(3)]
+    assert all(step.timing.verify_s > 0 and step.timing.draft_s > 0 for step in measured)
+
+
+def test_without_a_head_only_plain_steps_are_measured(tmp_path: Path) -> None:
+    tiny = make_runner(write_model(tmp_path), SIZES, PADDINGS["fixed"](SIZES))
+    measured = measure_steps(
+        tiny.runner, batch_sizes=(2,), max_num_tokens=SIZES.max_model_len - 1, block_size=SIZES.block_size, head=None
+    )
+    assert [(step.num_seqs, step.is_drafting) for step in measured] == [(2, False)] * 3

@@ -32,8 +32,20 @@ def test_more_rows_never_cost_less(points: list[tuple[int, float]], num_rows: in
     assert 0.0 < costs.seconds(num_rows) <= costs.seconds(num_rows + 1)
 
 
+def test_the_first_pass_of_a_shape_pays_for_its_kernels_and_is_not_believed() -> None:
+    costs = curve((6, 1.0), (6, 1.0), (6, 1.0), (8, 1.2), (8, 1.2), (8, 1.2), (7, 9.0))
+    assert costs.seconds(7) < 3.0
+    costs.observe(7, 1.1)
+    assert costs.seconds(7) == pytest.approx(1.1)
+
+
+def test_points_that_contradict_each_other_are_pooled_by_how_often_they_were_measured() -> None:
+    costs = curve(*[(4, 3.0)] * 2, *[(5, 1.0)] * 11)
+    assert costs.seconds(4) == costs.seconds(5) == pytest.approx((3.0 + 10 * 1.0) / 11)
+
+
 def test_it_follows_a_machine_that_becomes_slower_and_shrugs_off_a_hiccup() -> None:
-    costs = curve((8, 1.0))
+    costs = curve(*[(8, 1.0)] * 30)
     costs.observe(8, 1000.0)
     assert costs.seconds(8) < 1.2
     for _ in range(200):
