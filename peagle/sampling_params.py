@@ -57,6 +57,8 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         logprobs: with each token of the answer its log probability, and those of so many most likely ones; 0 to 20.
         prompt_logprobs: the same of each token of the prompt but the first, whose probability nobody knows.
+        visible_special_tokens: special tokens that stay in the text even so, by their text; those that the vocabulary
+            does not have are nothing.
         grammar: the language that the answer must belong to.
 
     Raises:
@@ -81,6 +83,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    visible_special_tokens: frozenset[str] = frozenset()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None

@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from peagle import RequestOutput, TokenLogprobs, Usage, __version__
+from peagle import FinishReason, RequestOutput, TokenLogprobs, Usage, __version__
 from peagle.text import Tokenizer
 
 FINGERPRINT = f"peagle-{__version__}"  # the same build, seed and parameters give the same answer
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has no word for
 
 
-def usage_part(usage: Usage) -> dict[str, Any]:
+def finish_word(reason: FinishReason, *, has_calls: bool = False) -> str:
+    """OpenAI's word for the end of an answer that did not fail. A call that was cut short ended by its length."""
+    if reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+def usage_part(usage: Usage, *, num_reasoning_tokens: int = 0) -> dict[str, Any]:
     """Token counts."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -24,7 +31,7 @@ def usage_part(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": num_reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },

@@ -9,27 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from peagle import FinishReason, RequestOutput
-from server.answer_parts import FINGERPRINT, chat_logprobs, metrics_part, prompt_part, usage_part
+from peagle import RequestOutput
+from peagle.text import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from server.answer_parts import FINGERPRINT, chat_logprobs, finish_word, metrics_part, prompt_part, usage_part
+from server.answer_reader import AnswerReader, Message
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
 from server.schemas.chat import ChatCompletionRequest
 from server.sse import encode_event
 
 
-def finish_word(reason: FinishReason) -> str:
-    """OpenAI's word for the end of an answer that did not fail."""
-    return "length" if reason is FinishReason.LENGTH else "stop"
-
-
 @dataclass(slots=True, kw_only=True)
 class _Choice:
     """One answer as it grows."""
 
-    text: list[str] = field(default_factory=list)
+    reader: AnswerReader
+    message: Message = field(default_factory=Message)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     last: RequestOutput | None = None
+
+
+def _readers(body: ChatCompletionRequest, generation: Generation) -> list[AnswerReader]:
+    """One for each choice."""
+    make, has_several = generation.make_parser, body.parallel_tool_calls is not False
+    return [
+        AnswerReader(parser=None if make is None else make(), has_several=has_several)
+        for _ in range(generation.num_choices)
+    ]
 
 
 class ChatAnswer:
@@ -43,7 +50,7 @@ class ChatAnswer:
     def __init__(self, body: ChatCompletionRequest, generation: Generation) -> None:
         self._body = body
         self._generation = generation
-        self._choices = [_Choice() for _ in range(generation.num_choices)]
+        self._choices = [_Choice(reader=reader) for reader in _readers(body, generation)]
         self._of_prompt: list[Any] | None = None
 
     def add(self, item: ChoiceOutput) -> None:
@@ -55,7 +62,7 @@ class ChatAnswer:
         logprobs = chat_logprobs(tokenizer, output.logprobs)["content"] if output.logprobs else []
         for index in item.choices:
             choice = self._choices[index]
-            choice.text.append(output.text)
+            choice.message.add(choice.reader.read(output))
             choice.token_ids += output.token_ids
             choice.logprobs += logprobs
             choice.last = output
@@ -69,7 +76,12 @@ class ChatAnswer:
             "created": generation.created,
             "model": generation.model,
             "choices": [self._choice(index, choice) for index, choice in enumerate(self._choices)],
-            "usage": usage_part(generation.usage),
+            "usage": usage_part(
+                generation.usage,
+                num_reasoning_tokens=sum(
+                    choice.reader.num_reasoning_tokens(generation.bundle.tokenizer) for choice in self._choices
+                ),
+            ),
             "system_fingerprint": FINGERPRINT,
         }
         if body.service_tier is not None:
@@ -86,12 +98,11 @@ class ChatAnswer:
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         assert choice.last is not None
         assert choice.last.finish_reason is not None
-        text = _echoed(self._body) + "".join(choice.text)
         part: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
+            "message": _message(choice.message, echoed=_echoed(self._body)),
             "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
-            "finish_reason": finish_word(choice.last.finish_reason),
+            "finish_reason": finish_word(choice.last.finish_reason, has_calls=choice.reader.has_calls),
             "stop_reason": choice.last.stop_reason,
         }
         if self._body.return_token_ids:
@@ -123,6 +134,7 @@ class ChatChunks:
         }
         if body.service_tier is not None:
             self._head["service_tier"] = "default"
+        self._readers = _readers(body, generation)
         self._begun: set[int] = set()
         self._shows_tokens = bool(body.logprobs or body.return_token_ids)
         self._last: RequestOutput | None = None
@@ -135,22 +147,31 @@ class ChatChunks:
         """What follows the last choice."""
         if not self._body.include_usage:
             return b""
-        chunk = {**self._head, "choices": [], "usage": usage_part(self._generation.usage)}
+        tokenizer = self._generation.bundle.tokenizer
+        num_reasoning_tokens = sum(reader.num_reasoning_tokens(tokenizer) for reader in self._readers)
+        usage = usage_part(self._generation.usage, num_reasoning_tokens=num_reasoning_tokens)
+        chunk = {**self._head, "choices": [], "usage": usage}
         if self._body.return_metrics and self._last is not None:
             chunk["metrics"] = metrics_part(self._last)
         return encode_event(chunk)
 
     def _encode_for(self, index: int, output: RequestOutput) -> bytes:
         events = b""
-        says_something = bool(output.text or (self._shows_tokens and output.token_ids))
-        if index not in self._begun and (says_something or output.is_finished):
+        reader = self._readers[index]
+        deltas = [_delta(event) for event in reader.read(output)]
+        if not deltas and self._shows_tokens and output.token_ids:
+            deltas = [{"content": ""}]
+        if index not in self._begun and (deltas or output.is_finished):
             self._begun.add(index)
             events = self._begin(index, output)
-        if says_something:
-            events += self._chunk(index, {"content": output.text}, output)
+        shown: RequestOutput | None = output  # the first chunk of an output has its tokens
+        for delta in deltas:
+            events += self._chunk(index, delta, shown)
+            shown = None
         if output.finish_reason is not None:
             self._last = output
-            events += self._chunk(index, {}, None, finish_word(output.finish_reason), output.stop_reason)
+            word = finish_word(output.finish_reason, has_calls=reader.has_calls)
+            events += self._chunk(index, {}, None, word, output.stop_reason)
         return events
 
     def _begin(self, index: int, output: RequestOutput) -> bytes:
@@ -189,6 +210,39 @@ class ChatChunks:
         if extra:
             chunk |= extra
         return encode_event(chunk)
+
+
+def _message(message: Message, *, echoed: str) -> dict[str, Any]:
+    """A whole message. Content is null if there is none beside calls."""
+    content: str | None = echoed + "".join(message.content)
+    part: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+    if message.reasoning:
+        part["reasoning_content"] = part["reasoning"] = "".join(message.reasoning)
+    if message.calls:
+        part["content"] = content or None
+        part["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": "".join(arguments)},
+            }
+            for call, arguments in zip(message.calls, message.arguments, strict=True)
+        ]
+    return part
+
+
+def _delta(event: AnswerEvent) -> dict[str, Any]:
+    """What a chunk says of one event. Reasoning has two names: SGLang's and llama.cpp's, and vLLM's."""
+    match event:
+        case ContentDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case ToolCallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case ToolCallArguments(index, delta):
+            return {"tool_calls": [{"index": index, "function": {"arguments": delta}}]}
 
 
 def _echoed(body: ChatCompletionRequest) -> str:

@@ -62,6 +62,7 @@ async def get_door(request: Request, served_names: ServedNamesDep, lifecycle: Li
     return Door(
         served_names=served_names,
         lifecycle=lifecycle,
+        trusts_templates=settings.server.trust_request_chat_template,
         has_priorities=settings.engine.scheduler.scheduling_policy == "priority",
     )
 

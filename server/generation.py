@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -18,7 +19,9 @@ from starlette.types import Receive
 
 from peagle import FinishReason, RequestInput, RequestOutput, SamplingParams, Usage
 from peagle.errors import InvalidParameterError
+from peagle.text import AnswerParser
 from server.admission import admit, check_admission
+from server.answer_rules import hold_answer
 from server.engine_bundle import EngineBundle
 from server.errors import GenerationFailedError, ModelNotFoundError, RequestAbortedError, ShuttingDownError
 from server.fan_out import ChoiceOutput, FanOut, Member, Single, members_of
@@ -46,6 +49,7 @@ class Generation:
     outputs: FanOut | Single
     bundle: EngineBundle
     lifecycle: Lifecycle
+    make_parser: Callable[[], AnswerParser] | None = None  # of each answer; None if they are text and nothing else
     _latest: dict[int, RequestOutput] = field(default_factory=dict)  # by choice
 
     async def __aenter__(self) -> AsyncIterator[ChoiceOutput]:
@@ -99,11 +103,13 @@ class Door:
         served_names: that the model can be called by; the first is used in answers.
         lifecycle: the process's state.
         has_priorities: the scheduler looks at priorities.
+        trusts_templates: requests may bring a chat template.
     """
 
     served_names: tuple[str, ...]
     lifecycle: Lifecycle
     has_priorities: bool = False
+    trusts_templates: bool = False
 
     async def start_chat(self, body: ChatCompletionRequest) -> Generation:
         """Render, tokenise and admit. Everything that can be wrong with a request is raised here, before any reply.
@@ -115,14 +121,26 @@ class Door:
             RateLimitError, QueueTimeoutError: nor can it, for reasons of its client or of time.
         """
         bundle = self._look_at(body)
+        if body.chat_template is not None and not self.trusts_templates:
+            raise InvalidParameterError(
+                "'chat_template' is not supported: the model's own template is used, and 'chat_template_kwargs' "
+                "reaches its variables; a server with --trust-request-chat-template takes others.",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
         params = chat_params(body, bundle.tokenizer)
-        await self._prepare(bundle, params)
         prompt = await chat_prompt(bundle, body)
-        check_context(len(prompt), params.max_tokens, bundle.engine.max_model_len, param="messages")
+        check_context(len(prompt.token_ids), params.max_tokens, bundle.engine.max_model_len, param="messages")
+        params = hold_answer(params, body, answers=bundle.answers, tokenizer=bundle.tokenizer, prompt_end=prompt.end)
+        await self._prepare(bundle, params)
         predicted: list[int] = []
         if body.prediction is not None:
             predicted = await encode(bundle, joined(body.prediction.content), add_special_tokens=False)
-        return await self._admit(body, [prompt], params, prefix="chatcmpl", predicted=predicted)
+        generation = await self._admit(body, [prompt.token_ids], params, prefix="chatcmpl", predicted=predicted)
+        has_tools = body.tool_mode != "none"
+        if has_tools or bundle.answers.has_reasoning:
+            generation.make_parser = partial(bundle.answers.parser, prompt_end=prompt.end, has_tools=has_tools)
+        return generation
 
     async def start_completion(self, body: CompletionRequest) -> Generation:
         """As `start_chat`."""

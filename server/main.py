@@ -24,6 +24,7 @@ from fastapi import FastAPI
 import peagle
 from peagle import EngineConfig, PhaseListener
 from peagle.errors import ConfigError
+from peagle.text import AnswerFormat
 from server.access import add_access, create_admission, end_request
 from server.api import chat, completions, tokenize
 from server.api.router import create_router
@@ -40,7 +41,7 @@ from server.metrics_page import MetricsPage
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
 from server.process_metrics import LifecycleCollector
 from server.prometheus import create_registry
-from server.settings import Settings
+from server.settings import ServerConfig, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     return app
 
 
-def loader_starter(config: EngineConfig) -> EngineStarter:
+def loader_starter(config: EngineConfig, server: ServerConfig) -> EngineStarter:
     """The starter of the real engine. torch is imported when it is called, in the loading thread."""
 
     def start(on_phase: PhaseListener) -> EngineBundle:
@@ -115,6 +116,11 @@ def loader_starter(config: EngineConfig) -> EngineStarter:
             tokenizer=loaded.tokenizer,
             chat_template=loaded.tokenizer.chat_template,
             model_id=model_id(config.model.model),
+            answers=AnswerFormat.choose(
+                tool_call_parser=server.tool_call_parser,
+                reasoning_parser=server.reasoning_parser,
+                chat_template=loaded.tokenizer.chat_template.source,
+            ),
         )
 
     return start
@@ -167,7 +173,7 @@ def run(settings: Settings) -> int:
         )
         return 1
     try:
-        return serve(settings, loader_starter(settings.engine), listener)
+        return serve(settings, loader_starter(settings.engine, settings.server), listener)
     except (ConfigError, OSError) as error:  # of keys and certificates, which are read at the start
         logger.error("the server cannot start: %s", error)
         return 1

@@ -7,31 +7,51 @@ is sampled afterwards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from peagle.errors import ContextLengthError, InvalidParameterError
+from peagle.text import with_tools_in_text
 from server.engine_bundle import EngineBundle
 from server.schemas.chat import ChatCompletionRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages import ChatMessage
 from server.schemas.sampling_fields import SamplingFields
 from server.schemas.tokenize import TokenizeRequest
+from server.schemas.tools import Tool
 
 # About a millisecond of tokenising. Beyond it a thread costs less than the pause that every stream would feel.
 LONGEST_INLINE_TEXT = 4096  # characters
+_PROMPT_END_LENGTH = 64  # characters; enough for a mark and the white space behind it
+T = TypeVar("T")
 MESSAGE_OVERHEAD = 32  # characters that a template may put around a message, for the same estimate
 
 
-async def chat_prompt(bundle: EngineBundle, body: ChatCompletionRequest) -> list[int]:
-    """Prompt ids of a conversation, truncated as asked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation as the model gets it.
+
+    Attributes:
+        token_ids: truncated as asked.
+        end: the last characters of the text.
+    """
+
+    token_ids: list[int]
+    end: str
+
+
+async def chat_prompt(bundle: EngineBundle, body: ChatCompletionRequest) -> ChatPrompt:
+    """Prompt of a conversation.
 
     Raises:
         ContextLengthError: the text is so long that it need not be tokenised to know that it does not fit.
         RequestError: the model's template refuses the conversation, or the text is not valid Unicode.
     """
     if body.truncate_prompt_tokens is None:
-        refuse_hopeless(bundle, [message.text for message in body.messages], param="messages")
+        texts = [message.text for message in body.messages]
+        texts += [tool.function.model_dump_json(exclude_none=True) for tool in body.offered_tools]
+        refuse_hopeless(bundle, texts, param="messages")
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.documents is not None:
         variables["documents"] = body.documents
@@ -41,14 +61,20 @@ async def chat_prompt(bundle: EngineBundle, body: ChatCompletionRequest) -> list
         variables["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
-    token_ids = await render_and_encode(
+    if body.chat_template is not None:
+        bundle = replace(bundle, chat_template=bundle.chat_template.replaced_by(body.chat_template))
+    prompt = await render_and_encode(
         bundle,
         body.messages,
+        tools=body.offered_tools,
         variables=variables,
         begins_message=body.begins_message,
         continues=bool(body.continue_final_message),
     )
-    return truncated(token_ids, body, body.completion_limit, bundle.engine.max_model_len)
+    return replace(
+        prompt,
+        token_ids=truncated(prompt.token_ids, body, body.completion_limit, bundle.engine.max_model_len),
+    )
 
 
 async def tokenize_prompt(bundle: EngineBundle, body: TokenizeRequest) -> list[int]:
@@ -60,13 +86,15 @@ async def tokenize_prompt(bundle: EngineBundle, body: TokenizeRequest) -> list[i
     if body.messages is None:
         assert body.prompt is not None, "the schema wants one of both"
         return await encode(bundle, body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return await render_and_encode(
+    prompt = await render_and_encode(
         bundle,
         body.messages,
+        tools=body.tools or [],
         variables=dict(body.chat_template_kwargs or {}),
         begins_message=body.begins_message,
         continues=bool(body.continue_final_message),
     )
+    return prompt.token_ids
 
 
 async def completion_prompts(bundle: EngineBundle, body: CompletionRequest) -> list[list[int]]:
@@ -95,28 +123,41 @@ async def render_and_encode(
     bundle: EngineBundle,
     messages: list[ChatMessage],
     *,
+    tools: list[Tool],
     variables: dict[str, Any],
     begins_message: bool,
     continues: bool,
-) -> list[int]:
-    """Prompt ids of a conversation.
+) -> ChatPrompt:
+    """Prompt of a conversation, whole.
 
     Args:
         bundle: the model's text side.
         messages: the conversation.
+        tools: that the model is told of; where its template does not speak of tools, the system message does.
         variables: further ones of the chat template.
         begins_message: end with the beginning of an assistant's message.
         continues: end in the middle of the last message instead.
     """
-    plain = [_plain(message) for message in messages]
+    template = bundle.chat_template
+    plain: Sequence[Mapping[str, Any]] = [_plain(message) for message in messages]
+    described = [_described(tool) for tool in tools]
+    if not template.knows_tools:
+        plain, described = with_tools_in_text(plain, described), []
 
-    def render() -> str:
+    def render() -> ChatPrompt:
         if continues:
-            return bundle.chat_template.render_unfinished(plain, variables=variables)
-        return bundle.chat_template.render(plain, add_generation_prompt=begins_message, variables=variables)
+            text = template.render_unfinished(plain, tools=described or None, variables=variables)
+        else:
+            text = template.render(
+                plain, add_generation_prompt=begins_message, tools=described or None, variables=variables
+            )
+        return ChatPrompt(
+            token_ids=bundle.tokenizer.encode(text, add_special_tokens=False), end=text[-_PROMPT_END_LENGTH:]
+        )
 
     length = sum(len(message.text) + MESSAGE_OVERHEAD for message in messages)
-    return await _off_the_loop(bundle, length, lambda: bundle.tokenizer.encode(render(), add_special_tokens=False))
+    length += sum(len(str(tool)) for tool in described)
+    return await _off_the_loop(bundle, length, render)
 
 
 async def encode(bundle: EngineBundle, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -183,8 +224,11 @@ def _check_ids(token_ids: list[int], vocab_size: int) -> None:
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it. They know no developer."""
-    calls = [call.model_dump(exclude_none=True) for call in message.tool_calls or ()]
+    """A message as chat templates expect it. They know no developer, and want the arguments of calls as objects."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": call.function.value}}
+        for call in message.tool_calls or ()
+    ]
     return {
         "role": "system" if message.role == "developer" else message.role,
         "content": message.text,
@@ -195,7 +239,12 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     }
 
 
-async def _off_the_loop(bundle: EngineBundle, length: int, work: Callable[[], list[int]]) -> list[int]:
+def _described(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates expect it: what is said to the server about it is left out."""
+    return {"type": "function", "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
+
+
+async def _off_the_loop(bundle: EngineBundle, length: int, work: Callable[[], T]) -> T:
     if length <= LONGEST_INLINE_TEXT:
         return work()
     async with bundle.long_prompts:

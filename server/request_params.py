@@ -56,7 +56,6 @@ def completion_params(body: CompletionRequest, tokenizer: Tokenizer) -> Sampling
 
 
 def _params(body: SamplingFields, tokenizer: Tokenizer, **wanted: int | None) -> SamplingParams:
-    _refuse_tools(body)
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAME}
     values["top_k"] = 0 if body.top_k == -1 else body.top_k  # clients of vLLM write "all tokens" as -1
     values["stop"] = None if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -67,16 +66,6 @@ def _params(body: SamplingFields, tokenizer: Tokenizer, **wanted: int | None) ->
     values["grammar"] = _grammar(body)
     values |= wanted
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
-
-
-def _refuse_tools(body: SamplingFields) -> None:
-    """They have a schema already and no parser behind it yet."""
-    if isinstance(body, ChatCompletionRequest) and body.tool_mode != "none":
-        raise InvalidParameterError(
-            "'tools' are not supported by this server: leave them out, or send 'tool_choice': 'none'.",
-            param="tools",
-            code="unsupported_parameter",
-        )
 
 
 def _grammar(body: SamplingFields) -> GrammarSpec | None:

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 from peagle.config import EngineConfig
 from peagle.config_field import option
 from peagle.errors import ConfigError
+from peagle.text import AnswerFormat
+from peagle.text.answer_format import AUTO
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -33,6 +35,19 @@ class ServerConfig:
     )
     strict_params: bool = option(
         False, "refuse requests with fields that this server does not know, instead of naming these in a header"
+    )
+    tool_call_parser: str = option(
+        AUTO,
+        "how the model writes tool calls: hermes (also Qwen), llama3_json, mistral, pythonic or harmony (gpt-oss); "
+        "auto goes by the chat template, none serves no tools",
+    )
+    reasoning_parser: str = option(
+        AUTO,
+        "marks around the model's reasoning: think, mistral or harmony; auto goes by the chat template, none leaves "
+        "reasoning in the content",
+    )
+    trust_request_chat_template: bool = option(
+        False, "let requests bring a chat template of their own; it runs in a sandbox, without a limit of time"
     )
     keep_alive_s: float = option(15.0, "seconds of silence after which a stream gets an SSE comment; 0 sends none")
     max_body_bytes: int = option(4 * 2**20, "largest request body, in bytes or with a unit, such as 4MiB")
@@ -101,6 +116,9 @@ class ServerConfig:
             raise ConfigError(f"stats_interval_s must not be negative, got {self.stats_interval_s}")
         if self.heartbeat_timeout_s <= 0:
             raise ConfigError(f"heartbeat_timeout_s must be positive, got {self.heartbeat_timeout_s}")
+        AnswerFormat.choose(
+            tool_call_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser, chat_template=None
+        )
         self._check_access()
 
     def _check_access(self) -> None:

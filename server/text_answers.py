@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from peagle import RequestOutput
-from server.answer_parts import FINGERPRINT, TextLogprobs, metrics_part, prompt_part, usage_part
-from server.chat_answers import finish_word
+from server.answer_parts import FINGERPRINT, TextLogprobs, finish_word, metrics_part, prompt_part, usage_part
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
 from server.schemas.completions import CompletionRequest

@@ -69,6 +69,7 @@ class OutputProcessor:
             detokenizer=IncrementalDetokenizer(
                 self._tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                visible_special_tokens=params.visible_special_tokens,
                 prompt_tail_ids=seq.token_ids[-_PROMPT_TAIL:],
             ),
             stop_matcher=StopMatcher(params.stop),

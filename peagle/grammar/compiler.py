@@ -18,8 +18,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from peagle.errors import InvalidParameterError
 from peagle.grammar.matcher import GrammarMatcher
+from peagle.grammar.reasoning_grammar import behind_reasoning
 from peagle.grammar_spec import GrammarSpec
 from peagle.text.tokenizer import Tokenizer
+from peagle.text.tool_parsers.tool_format import insert_schemas
 
 MAX_TEXT = 256 * 1024  # characters of a grammar
 MAX_RULES = 256  # rules of a grammar, or references in a schema; 3,000 in a row overflow a stack of 8 MB
@@ -69,6 +71,8 @@ class GrammarCompiler:
         if len(spec.text) > MAX_TEXT:
             raise _invalid(spec, f"it is longer than {MAX_TEXT} characters")
         grammar = _grammar_text(spec)
+        if spec.reasoning is not None:
+            grammar = behind_reasoning(grammar, spec.reasoning, self._tokenizer.special_ids)
         with self._lock:
             vocabulary = self._vocabulary = self._vocabulary or make_vocabulary(self._tokenizer)
         matcher = LLMatcher(
@@ -123,6 +127,8 @@ def _grammar_text(spec: GrammarSpec) -> str:
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "choice":
         return _choice_text(spec)
+    if spec.kind == "tool_calls":
+        return _tool_calls_text(spec)
     return _context_free_text(spec)
 
 
@@ -138,6 +144,16 @@ def _schema_text(spec: GrammarSpec) -> str:
         return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
     except ValueError as error:
         raise _invalid(spec, str(error)) from error
+
+
+def _tool_calls_text(spec: GrammarSpec) -> str:
+    parts = json.loads(spec.text)  # ours, but for the schemas in it
+    schemas = []
+    for schema in parts["schemas"]:
+        if _count_references(schema) > MAX_RULES:
+            raise _invalid(spec, f"a function's parameters have more than {MAX_RULES} references")
+        schemas.append(f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}")
+    return LLMatcher.grammar_from_lark("\n".join(insert_schemas(rule, schemas) for rule in parts["rules"]))
 
 
 def _choice_text(spec: GrammarSpec) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -33,6 +34,10 @@ class ChatTemplate:
         bos_token, eos_token, other_tokens: special tokens by name, as templates refer to them. A token that the
             checkpoint does not have is left undefined, so it renders as nothing.
 
+    Attributes:
+        source: as given.
+        knows_tools: the template does something with `tools`.
+
     Raises:
         ModelLoadError: the source is not valid Jinja.
     """
@@ -47,7 +52,22 @@ class ChatTemplate:
     ) -> None:
         named_tokens = {**(other_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: token for name, token in named_tokens.items() if token is not None}
+        self.source = source
         self._template = None if source is None else _compile(source)
+        self.knows_tools = source is not None and _mentions(source, "tools")
+
+    def replaced_by(self, source: str) -> ChatTemplate:
+        """A client's template, with the model's special tokens.
+
+        Raises:
+            InvalidParameterError: it is not valid Jinja.
+        """
+        try:
+            return ChatTemplate(source, other_tokens=self._tokens)
+        except ModelLoadError as error:
+            raise InvalidParameterError(
+                f"chat_template is not valid Jinja: {error.__cause__}", param="chat_template"
+            ) from error
 
     @property
     def is_present(self) -> bool:
@@ -132,6 +152,11 @@ class ChatTemplate:
             "continue_final_message needs a last message with a text that the chat template keeps",
             param="continue_final_message",
         )
+
+
+def _mentions(source: str, variable: str) -> bool:
+    environment = ImmutableSandboxedEnvironment(extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
+    return variable in jinja2.meta.find_undeclared_variables(environment.parse(source))
 
 
 class _GenerationBlock(jinja2.ext.Extension):

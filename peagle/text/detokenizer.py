@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from peagle.text.tokenizer import Tokenizer
@@ -29,15 +29,25 @@ class IncrementalDetokenizer:
     Args:
         tokenizer: shared, not changed.
         skip_special_tokens: leave special tokens out of the text.
+        visible_special_tokens: but for these, by their text.
         prompt_tail_ids: last tokens of the prompt (a few suffice). With them the answer is read as the continuation
             of a text: sentencepiece's decoders drop the space of a *text's* first token, and an answer to a prompt
             does not begin a text. A tail of skipped special tokens counts as no text.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, prompt_tail_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        visible_special_tokens: Iterable[str] = (),
+        prompt_tail_ids: Sequence[int] = (),
     ) -> None:
-        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped_ids: frozenset[int] = frozenset()
+        if skip_special_tokens:
+            special_ids = tokenizer.special_ids
+            visible = {special_ids[token] for token in visible_special_tokens if token in special_ids}
+            self._skipped_ids = tokenizer.special_token_ids - visible
         self._stream: _TextStream
         if tokenizer.is_byte_level:
             self._stream = _ByteStream(tokenizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ class Tokenizer:
             ) from error
         ids: list[int] = encodings[0].ids
         return ids
+
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """Special tokens by their text."""
+        return {piece: one for one in sorted(self.special_token_ids) if (piece := self.piece(one)) is not None}
 
     def min_num_tokens(self, num_bytes: int) -> int:
         """Least number of tokens that text of `num_bytes` in UTF-8 can have; costs nothing, unlike counting them.

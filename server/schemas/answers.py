@@ -35,13 +35,31 @@ class CompletionUsage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
+class CalledFunction(BaseModel):
+    """A function, and the text of a JSON object, its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallPart(BaseModel):
+    """A call that the model wants to be made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer. Content is null beside calls, if there is none."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     annotations: list[dict[str, Any]]
+    reasoning_content: str | None = None  # if the model reasons
+    reasoning: str | None = None  # the same, under vLLM's name
+    tool_calls: list[ToolCallPart] | None = None  # if there are any
 
 
 class _Answer(BaseModel):
@@ -63,7 +81,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None  # with `return_token_ids`
 

@@ -17,6 +17,7 @@ from server.schemas.messages import ChatMessage, Content
 from server.schemas.sampling_fields import REFUSED_EVERYWHERE, Metadata, SamplingFields, ServiceTier
 from server.schemas.tools import MAX_TOOLS, Tool, ToolChoice, ToolChoiceObject
 
+MAX_TEMPLATE = 2**16  # characters
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -38,7 +39,6 @@ class ChatCompletionRequest(SamplingFields):
         "web_search_options": "nothing here searches the web",
         "moderation": "nothing here moderates",
         "mm_processor_kwargs": "this model reads text only",
-        "chat_template": "the model's own template is used; 'chat_template_kwargs' reaches its variables",
     }
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)] = Field(
@@ -57,7 +57,9 @@ class ChatCompletionRequest(SamplingFields):
         "And those of so many likeliest tokens.", range="0 to 20, with logprobs only", default="0", others="OVSL"
     )
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = param(
-        "Functions that the model may call; served with `tool_choice` none only, so far.", default="none", others="OVSL"
+        "Functions that the model may call. With `strict` its arguments are held to `parameters` under `auto`, too.",
+        default="none",
+        others="OVSL",
     )
     tool_choice: ToolChoice | None = param(
         "Whether and what to call: none, auto, required, a named function, or some allowed ones.",
@@ -73,6 +75,10 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = param(
         "Further variables of the chat template.", default="none", others="VSL"
     )
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = param(
+        "Jinja in place of the model's own template.", range="with --trust-request-chat-template only",
+        default="the model's own", others="V",
+    )  # fmt: skip
     documents: list[dict[str, Any]] | None = param("Given to the chat template.", default="none", others="V")
     add_generation_prompt: bool | None = param(
         "End the prompt with the beginning of an assistant's message.",

@@ -5,6 +5,7 @@ Owns their shape by role: who needs a content, who may call tools. Refuses to kn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -72,6 +73,14 @@ class CalledFunction(ClientModel):
 
     name: str
     arguments: str
+
+    @property
+    def value(self) -> Any:
+        """The arguments as JSON has them; their text where it is no JSON, as a model may have cut it short."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return self.arguments
 
 
 class ToolCall(ClientModel):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ import httpx
 from fastapi import FastAPI
 
 from peagle import Engine, EnginePhase, PhaseListener
-from peagle.text import Tokenizer
+from peagle.text import AnswerFormat, Tokenizer
 from server.engine_bundle import EngineBundle, EngineStarter
 from server.lifespan import Lifecycle
 from server.main import create_app, create_server, listen
@@ -35,13 +35,14 @@ def tiny_tokenizer() -> Tokenizer:
         return Tokenizer.from_directory(build_tokenizer_directory(Path(directory)))
 
 
-def starter(engine: Engine) -> EngineStarter:
+def starter(engine: Engine, answers: AnswerFormat | None = None) -> EngineStarter:
     """Loads nothing: hands over `engine`."""
 
     def start(on_phase: PhaseListener) -> EngineBundle:
         on_phase(EnginePhase.LOADING_TARGET, "from /models/secret/tiny.safetensors")
         tokenizer = tiny_tokenizer()
-        return EngineBundle(engine=engine, tokenizer=tokenizer, chat_template=tokenizer.chat_template, model_id=MODEL)
+        bundle = EngineBundle(engine=engine, tokenizer=tokenizer, chat_template=tokenizer.chat_template, model_id=MODEL)
+        return bundle if answers is None else replace(bundle, answers=answers)
 
     return start
 
@@ -88,9 +89,11 @@ async def started(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, **server_options: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(
+    engine: Engine, *, answers: AnswerFormat | None = None, **server_options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a ready server, in process."""
-    app = build_app(starter(engine), **server_options)
+    app = build_app(starter(engine, answers), **server_options)
     async with started(app) as client:
         await eventually(lambda: is_loaded(app))
         yield client

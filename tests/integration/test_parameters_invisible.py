@@ -56,6 +56,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"include_stop_str_in_output": True, "stop_token_ids": frozenset(range(0, VOCAB_SIZE, 5))},
     ],
     "skip_special_tokens": [{"skip_special_tokens": False}],
+    "visible_special_tokens": [{"visible_special_tokens": frozenset({"<|im_start|>", "<|no token|>"})}],
     "logprobs": [{"logprobs": 0}, {"logprobs": 20}, {"logprobs": 3, "temperature": 0.0, "presence_penalty": 0.5}],
     "prompt_logprobs": [{"prompt_logprobs": 0}, {"prompt_logprobs": 4}],
 }

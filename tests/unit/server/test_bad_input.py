@@ -147,7 +147,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "json_object": True}}, "invalid_value", "structured_outputs"),
     ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
     ({"stream": True, "tools": []}, "invalid_value", "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
     ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
 ]  # fmt: skip
 
