@@ -64,7 +64,7 @@ def add_access(app: FastAPI, config: ServerConfig) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "retry-after-ms", "x-should-retry"],
         )

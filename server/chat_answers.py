@@ -13,10 +13,11 @@ from peagle import RequestOutput
 from peagle.text import AnswerEvent, ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from server.answer_parts import FINGERPRINT, chat_logprobs, finish_word, metrics_part, prompt_part, usage_part
 from server.answer_reader import AnswerReader, Message
+from server.errors import ErrorReply
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
 from server.schemas.chat import ChatCompletionRequest
-from server.sse import encode_event
+from server.sse import DONE, encode_event, failure_events
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,16 +145,20 @@ class ChatChunks:
         return b"".join([self._encode_for(index, item.output) for index in item.choices])
 
     def end(self) -> bytes:
-        """What follows the last choice."""
+        """What follows the last choice, the end marker included."""
         if not self._body.include_usage:
-            return b""
+            return DONE
         tokenizer = self._generation.bundle.tokenizer
         num_reasoning_tokens = sum(reader.num_reasoning_tokens(tokenizer) for reader in self._readers)
         usage = usage_part(self._generation.usage, num_reasoning_tokens=num_reasoning_tokens)
         chunk = {**self._head, "choices": [], "usage": usage}
         if self._body.return_metrics and self._last is not None:
             chunk["metrics"] = metrics_part(self._last)
-        return encode_event(chunk)
+        return encode_event(chunk) + DONE
+
+    def fail(self, reply: ErrorReply) -> bytes:
+        """The error, and the end marker."""
+        return failure_events(reply)
 
     def _encode_for(self, index: int, output: RequestOutput) -> bytes:
         events = b""

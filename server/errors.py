@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -37,6 +37,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from peagle.errors import EngineDeadError, EngineOverloadedError, PeagleError, RequestError
 
@@ -97,6 +98,10 @@ class GenerationFailedError(HttpError):
 
 class ModelNotFoundError(HttpError):
     """The client names a model that is not served here."""
+
+
+class ResponseNotFoundError(HttpError):
+    """There is no stored response of this id."""
 
 
 class BodyTooLargeError(HttpError):
@@ -173,6 +178,7 @@ _FAILED = "The server failed while it worked on this request. Other requests go 
 _RULES: Mapping[type[BaseException], _Rule] = {
     RequestError: _Rule(400, _CLIENT, None),
     ModelNotFoundError: _Rule(404, _CLIENT, "model_not_found"),
+    ResponseNotFoundError: _Rule(404, _CLIENT, "response_not_found"),
     BodyTooLargeError: _Rule(413, _CLIENT, "request_too_large", headers=_CLOSE),
     HeadersTooLargeError: _Rule(431, _CLIENT, "headers_too_large", headers=_CLOSE),
     RequestTimeoutError: _Rule(408, _CLIENT, "request_timeout", headers=_CLOSE),
@@ -272,9 +278,20 @@ async def respond(request: Request, error: Exception) -> Response:
     """The exception handler for everything that is expected."""
     log_failure(error)
     reply = describe(error)
+    if reply.status == 405 and (methods := _methods_of_path(request)):
+        reply = replace(reply, headers={**reply.headers, "Allow": ", ".join(methods)})
     if reply.status in (429, 503):
         request.app.state.http_metrics.count_refusal(reply.code or "other")
     return reply.response()
+
+
+def _methods_of_path(request: Request) -> list[str]:
+    """Methods that any route takes at this path; the router names those of the first that fits."""
+    found: set[str] = set()
+    for path, operations in request.app.openapi()["paths"].items():
+        if compile_path(path)[0].match(request.scope["path"]):
+            found.update(method.upper() for method in operations)
+    return sorted(found)
 
 
 def log_failure(error: BaseException) -> None:

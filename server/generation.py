@@ -111,8 +111,12 @@ class Door:
     has_priorities: bool = False
     trusts_templates: bool = False
 
-    async def start_chat(self, body: ChatCompletionRequest) -> Generation:
+    async def start_chat(self, body: ChatCompletionRequest, *, prefix: str = "chatcmpl") -> Generation:
         """Render, tokenise and admit. Everything that can be wrong with a request is raised here, before any reply.
+
+        Args:
+            body: what is asked.
+            prefix: of the id.
 
         Raises:
             ModelNotFoundError: the model is not served here.
@@ -136,7 +140,7 @@ class Door:
         predicted: list[int] = []
         if body.prediction is not None:
             predicted = await encode(bundle, joined(body.prediction.content), add_special_tokens=False)
-        generation = await self._admit(body, [prompt.token_ids], params, prefix="chatcmpl", predicted=predicted)
+        generation = await self._admit(body, [prompt.token_ids], params, prefix=prefix, predicted=predicted)
         has_tools = body.tool_mode != "none"
         if has_tools or bundle.answers.has_reasoning:
             generation.make_parser = partial(bundle.answers.parser, prompt_end=prompt.end, has_tools=has_tools)

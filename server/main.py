@@ -26,7 +26,7 @@ from peagle import EngineConfig, PhaseListener
 from peagle.errors import ConfigError
 from peagle.text import AnswerFormat
 from server.access import add_access, create_admission, end_request
-from server.api import chat, completions, tokenize
+from server.api import chat, completions, responses, tokenize
 from server.api.router import create_router
 from server.body_reads import BodyReads
 from server.engine_bundle import EngineBundle, EngineStarter
@@ -41,6 +41,8 @@ from server.metrics_page import MetricsPage
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
 from server.process_metrics import LifecycleCollector
 from server.prometheus import create_registry
+from server.response_desk import ResponseDesk
+from server.response_store import ResponseStore
 from server.settings import ServerConfig, Settings
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class PeagleApp(FastAPI):
         """The API's description."""
         schema = super().openapi()
         known = schema.setdefault("components", {}).setdefault("schemas", {})
-        for body in (chat.BODY, completions.BODY, tokenize.TOKENIZE_BODY, tokenize.DETOKENIZE_BODY):
+        for body in (chat.BODY, completions.BODY, responses.BODY, tokenize.TOKENIZE_BODY, tokenize.DETOKENIZE_BODY):
             known.update(body.definitions)
         return schema
 
@@ -93,6 +95,7 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
         get_model_name=lambda bundle: names[0] if names else bundle.model_id,
     )
     app.state.engine_report = EngineReport(lambda: lifecycle.bundle, interval_s=settings.server.stats_interval_s)
+    app.state.response_desk = ResponseDesk(ResponseStore(settings.server.max_stored_response_bytes))
     app.state.created_at = int(time.time())
     app.include_router(create_router())
     install_handlers(app)

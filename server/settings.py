@@ -33,6 +33,9 @@ class ServerConfig:
         False,
         "listen as SageMaker expects: on every interface, at SAGEMAKER_BIND_TO_PORT or 8080, if not set",
     )
+    max_stored_response_bytes: int = option(
+        64 * 2**20, "memory for responses that clients may come back to, in bytes or with a unit; the oldest make room"
+    )
     strict_params: bool = option(
         False, "refuse requests with fields that this server does not know, instead of naming these in a header"
     )
@@ -106,6 +109,8 @@ class ServerConfig:
             raise ConfigError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
         if self.max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
+        if self.max_stored_response_bytes < 0:
+            raise ConfigError(f"max_stored_response_bytes must not be negative, got {self.max_stored_response_bytes}")
         if self.request_head_timeout_s <= 0:
             raise ConfigError(f"request_head_timeout_s must be positive, got {self.request_head_timeout_s}")
         if self.request_body_timeout_s <= 0:

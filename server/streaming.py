@@ -16,10 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import describe, log_failure
+from server.errors import ErrorReply, describe, log_failure
 from server.fan_out import ChoiceOutput
 from server.generation import Generation, until_disconnect
-from server.sse import DONE, HEADERS, KEEP_ALIVE, encode_event
+from server.sse import HEADERS, KEEP_ALIVE
 
 
 class Chunks(Protocol):
@@ -30,7 +30,11 @@ class Chunks(Protocol):
         ...
 
     def end(self) -> bytes:
-        """What follows the last output, before the end marker."""
+        """What follows the last output."""
+        ...
+
+    def fail(self, reply: ErrorReply) -> bytes:
+        """What ends the stream if the answer failed."""
         ...
 
 
@@ -106,7 +110,7 @@ class AnswerStream(Response):
             except ClientDisconnect:
                 raise  # no failure, and nobody to tell
             except Exception as error:
-                last_events = encode_event(describe(error).envelope()) + DONE
+                last_events = self._chunks.fail(describe(error))
                 log_failure(error)
             finally:
                 keep_alive.stop()
@@ -124,4 +128,4 @@ class AnswerStream(Response):
                 await send({"type": "http.response.body", "body": events, "more_body": True})
                 keep_alive.note_sent()
                 events = b""
-        return events + self._chunks.end() + DONE
+        return events + self._chunks.end()

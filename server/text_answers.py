@@ -10,10 +10,11 @@ from typing import Any
 
 from peagle import RequestOutput
 from server.answer_parts import FINGERPRINT, TextLogprobs, finish_word, metrics_part, prompt_part, usage_part
+from server.errors import ErrorReply
 from server.fan_out import ChoiceOutput
 from server.generation import Generation
 from server.schemas.completions import CompletionRequest
-from server.sse import encode_event
+from server.sse import DONE, encode_event, failure_events
 
 
 class _Choices:
@@ -145,13 +146,17 @@ class TextChunks:
         return b"".join([self._chunk(part) for part in self._choices.parts(item)])
 
     def end(self) -> bytes:
-        """What follows the last choice."""
+        """What follows the last choice, the end marker included."""
         if not self._body.include_usage:
-            return b""
+            return DONE
         chunk = {**self._choices.head, "choices": [], "usage": self._choices.usage()}
         if self._body.return_metrics and self._last is not None:
             chunk["metrics"] = metrics_part(self._last)
-        return encode_event(chunk)
+        return encode_event(chunk) + DONE
+
+    def fail(self, reply: ErrorReply) -> bytes:
+        """The error, and the end marker."""
+        return failure_events(reply)
 
     def _chunk(self, part: dict[str, Any]) -> bytes:
         chunk = {**self._choices.head, "choices": [part]}

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from server.fan_out import ChoiceOutput
 from server.generation import Generation, until_disconnect
 from server.json_bodies import ignored_header
+from server.schemas.client_model import ClientModel
 from server.schemas.sampling_fields import SamplingFields
 from server.streaming import AnswerStream, Chunks
 
@@ -43,7 +44,7 @@ def stream_answer(body: SamplingFields, generation: Generation, chunks: Chunks, 
     return AnswerStream(generation, chunks, keep_alive_s=keep_alive_s, headers=ignored_header(body))
 
 
-async def whole_answer(body: SamplingFields, generation: Generation, answer: Answer, request: Request) -> Response:
+async def whole_answer(body: ClientModel, generation: Generation, answer: Answer, request: Request) -> Response:
     """As `stream_answer`, all at once."""
     whole = await until_disconnect(request.receive, _collect(generation, answer))
     return Response(orjson.dumps(whole), headers=dict(ignored_header(body)), media_type="application/json")

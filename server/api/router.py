@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.api import chat, completions, health, metrics, models, sagemaker, server_info, tokenize
+from server.api import chat, completions, health, metrics, models, responses, sagemaker, server_info, tokenize
 
 
 def create_router() -> APIRouter:
     """The routes of one app."""
     router = APIRouter(redirect_slashes=False)
-    for resource in (chat, completions, models, tokenize, sagemaker, health, metrics, server_info):
+    for resource in (chat, completions, responses, models, tokenize, sagemaker, health, metrics, server_info):
         router.include_router(resource.router)
     return router

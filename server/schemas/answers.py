@@ -116,3 +116,26 @@ class TextCompletion(_Answer):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
+
+
+class ResponseObject(BaseModel):
+    """A response. Fields of the request are echoed beside these."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+
+
+class DeletedResponse(BaseModel):
+    """What is left of a response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool

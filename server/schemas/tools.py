@@ -85,12 +85,13 @@ class ToolChoiceObject(ClientModel):
 def _choice_shape(value: Any) -> str | None:
     if isinstance(value, str):
         return "<word>"
-    return "<object>" if isinstance(value, dict | ToolChoiceObject) else None
+    return "<object>" if isinstance(value, dict | ClientModel) else None
 
 
+WORD_OR_OBJECT = Discriminator(
+    _choice_shape, custom_error_type="tool_choice", custom_error_message="Input should be a string or an object"
+)
+ToolChoiceWord = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[ToolChoiceObject, Tag("<object>")],
-    Discriminator(
-        _choice_shape, custom_error_type="tool_choice", custom_error_message="Input should be a string or an object"
-    ),
+    Annotated[ToolChoiceWord, Tag("<word>")] | Annotated[ToolChoiceObject, Tag("<object>")], WORD_OR_OBJECT
 ]

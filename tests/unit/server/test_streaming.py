@@ -132,7 +132,7 @@ def test_chunks_put_together_are_the_answer(texts: Sequence[str], reason: Finish
     wire = [encoder.encode(item) for item in outputs]
     # held-back text sends nothing
     assert [bool(events) for events in wire] == [bool(item.output.text) for item in outputs]
-    assert encoder.end() == b""
+    assert encoder.end() == DONE
     deltas = [event["choices"][0]["delta"] for event in events_of((b"".join(wire) + DONE).decode())]
     assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
     assert "".join(delta.get("content", "") for delta in deltas) == "".join(texts) + "end"
