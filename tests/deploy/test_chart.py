@@ -57,6 +57,7 @@ BAD_VALUES = {
     "a pool without a picker": ("inferencePool: {enabled: true}", "name"),
     "a negative drain": ("drain: {timeoutSeconds: -1}", "timeoutSeconds"),
     "no start-up probe": ("probes: {startup: null}", "startup"),
+    "a file of keys beside the chart's": ("config: {api_key_file: /x}", "api_key_file"),
     "a port that needs privileges": ("containerPort: 80", "containerPort"),
     "a size that is none": ("sharedMemory: lots", "sharedMemory"),
 }
@@ -127,7 +128,7 @@ def test_pods_pass_the_restricted_standard(manifests: list[Manifest]) -> None:
         assert spec["enableServiceLinks"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         kinds = {kind for volume in spec.get("volumes", []) for kind in volume.keys() - {"name"}}
-        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+        assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
         for container in spec["containers"]:
             if container["name"] in ("sidecar",):  # not ours
                 continue
@@ -205,6 +206,21 @@ def test_rules_and_dashboard_are_the_files() -> None:
     assert only(manifests, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
     maps = {manifest["metadata"]["name"]: manifest.get("data", {}) for manifest in of_kind(manifests, "ConfigMap")}
     assert maps["llm-dashboard"]["peagle.json"].strip() == DASHBOARD.read_text(encoding="utf-8").strip()
+
+
+def test_keys_come_from_a_secret_and_from_nowhere_else() -> None:
+    manifests = template(find_tool("helm4"), "-f", CHART / "ci" / "everything-values.yaml")
+    pod = only(manifests, "Deployment")["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "api-keys"]
+    assert volume["secret"] == {"secretName": "rel-keys", "items": [{"key": "api-keys", "path": "api-keys"}]}
+    (mount,) = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "api-keys"]
+    (data,) = [one["data"] for one in of_kind(manifests, "ConfigMap") if "config.yaml" in one.get("data", {})]
+    config = yaml.safe_load(data["config.yaml"])
+    assert config["api_key_file"] == f"{mount['mountPath']}/api-keys"
+    (variable,) = only(manifests, "Pod")["spec"]["containers"][0]["env"]
+    assert variable["valueFrom"]["secretKeyRef"] == {"name": "rel-keys", "key": "test"}
+    for manifest in template(find_tool("helm4"), "-f", CHART / "ci" / "minimal-values.yaml"):
+        assert "api-keys" not in yaml.safe_dump(manifest)
 
 
 def test_gpus_are_requested_as_they_are_limited() -> None:

@@ -19,5 +19,8 @@
 {{- with .Values.model.servedNames -}}
 {{- $_ := set $config "served_model_name" . -}}
 {{- end -}}
+{{- if .Values.auth.existingSecret -}}
+{{- $_ := set $config "api_key_file" "/etc/peagle-keys/api-keys" -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}

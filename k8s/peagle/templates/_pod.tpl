@@ -138,6 +138,11 @@ volumeMounts:
   mountPath: /data
 - name: tmp
   mountPath: /tmp
+{{- if .Values.auth.existingSecret }}
+- name: api-keys
+  mountPath: /etc/peagle-keys
+  readOnly: true
+{{- end }}
 {{- if eq .Values.model.source "pvc" }}
 - name: models
   mountPath: {{ .Values.model.mountPath }}
@@ -166,6 +171,14 @@ volumeMounts:
   {{- end }}
 - name: tmp
   emptyDir: {}
+{{- with .Values.auth }}
+{{- if .existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ tpl .existingSecret $ }}
+    items: [{key: {{ .key }}, path: api-keys}]
+{{- end }}
+{{- end }}
 {{- if eq .Values.model.source "pvc" }}
 - name: models
   persistentVolumeClaim:
