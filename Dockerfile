@@ -27,8 +27,8 @@ RUN case "$VARIANT" in \
             "the index that PyTorch's installation page names for Linux, Pip, CPU." >&2; \
         exit 1; \
     fi
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-        > requirements.txt \
+RUN python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        print(*p['dependencies'], *p['optional-dependencies']['tracing'], sep='\n')" > requirements.txt \
     && python3 -m pip install -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
 COPY peagle peagle

@@ -17,6 +17,7 @@ from server.guard import AuthMiddleware
 from server.lifespan import Lifecycle
 from server.request_log import log_request
 from server.settings import ServerConfig, Settings
+from server.tracing import trace_answer
 
 SPARE_PLACES = 4  # one more request is let in for so many that can run
 
@@ -73,6 +74,7 @@ def add_access(app: FastAPI, config: ServerConfig) -> None:
 def end_request(output: RequestOutput) -> None:
     """A request of the engine has ended, in the context of its HTTP request."""
     log_request(output)
+    trace_answer(output)
     ticket = current_ticket.get()
     if ticket is not None:
         ticket.door.charge(ticket.client, output.usage.completion_tokens)

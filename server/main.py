@@ -44,6 +44,7 @@ from server.prometheus import create_registry
 from server.response_desk import ResponseDesk
 from server.response_store import ResponseStore
 from server.settings import ServerConfig, Settings
+from server.tracing import TraceMiddleware, create_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,11 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.server.max_body_bytes, reads=body_reads)
     app.add_middleware(TicketMiddleware, admission=admission)
     add_access(app, settings.server)
+    tracing = app.state.tracing = create_tracing(
+        settings.server.otlp_traces_endpoint, model=None if names is None else names[0]
+    )
+    if tracing is not None:
+        app.add_middleware(TraceMiddleware, tracing=tracing)
     app.add_middleware(RequestMiddleware)  # outside of the limits: refused bodies get an id and a log line
     app.add_middleware(HttpMetricsMiddleware, metrics=http_metrics)  # added last, so it is outermost: it sees every end
     return app
@@ -191,6 +197,8 @@ def serve(settings: Settings, start_engine: EngineStarter, listener: socket.sock
     scheme = "http" if settings.server.ssl_certfile is None else "https"
     logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     create_server(app).run(sockets=[listener])
+    if app.state.tracing is not None:
+        app.state.tracing.shutdown()
     logger.info("stopped")
     lifecycle: Lifecycle = app.state.lifecycle
     return 1 if lifecycle.is_failed else 0

@@ -65,6 +65,9 @@ class ServerConfig:
     stats_interval_s: float = option(
         10.0, "seconds between the log's lines about throughput and speculation, while there is work; 0 logs none"
     )
+    otlp_traces_endpoint: str | None = option(
+        None, "URL of an OpenTelemetry collector that takes spans over HTTP, such as http://localhost:4318/v1/traces"
+    )
     api_key: tuple[str, ...] | None = option(
         None,
         "keys of which clients must send one as a bearer token, comma-separated; the variable or api_key_file "
