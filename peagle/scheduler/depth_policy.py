@@ -132,10 +132,12 @@ class DepthByBatchSize(FixedDepth):
 
 
 _WORTHWHILE = 1.02  # speedup that the head must promise to be used, and
-_HOPELESS = 0.98  # below which running sequences go on without it
-_PROBE_EVERY = 16  # while it is not used, one sequence in so many is served with it, to notice when it would pay;
-_PROBE_EVERY_AT_ONCE = 8  # and one in so many times those that decode at once, each of which waits for a probe's drafts
-_PROBE_PROPOSALS = 16  # after which a probe goes on like the others
+_HOPELESS = 0.96  # below which running sequences go on without it: there is no way back, and estimates are noisy
+# While it is not used, some sequences are served with it, the probes, to notice when it would pay: so many that they
+# cost this share of the time, and one in four at most. All that decode beside a probe wait for its drafts.
+_PROBE_COST = 0.01
+_MOST_PROBES = 0.25
+_PROBE_PROPOSALS = 64  # after which a probe goes on like the others
 
 
 class AdaptiveDepth:
@@ -157,7 +159,9 @@ class AdaptiveDepth:
 
     def num_to_verify(self, offers: Sequence[DraftOffer], *, num_other_rows: int) -> list[int]:
         """The choice that promises the most tokens a second."""
-        chains = [self.survival.survivals(offer.seq_id, offer.confidences) for offer in offers]
+        chains = [
+            self.survival.survivals(offer.seq_id, offer.confidences, uses_head=offer.uses_head) for offer in offers
+        ]
         for offer, chain in zip(offers, chains, strict=True):
             if offer.uses_head and chain:
                 self._gain.observe(chain)
@@ -183,9 +187,11 @@ class AdaptiveDepth:
 
     def uses_head(self, seq_id: int, num_running: int) -> bool:
         """Whether the head pays with one more sequence running; now and then it is tried anyway."""
-        if self.gain(num_running + 1) > _WORTHWHILE:
+        gain = self.gain(num_running + 1)
+        if gain > _WORTHWHILE:
             return True
-        if seq_id % max(_PROBE_EVERY, _PROBE_EVERY_AT_ONCE * (num_running + 1)) == 0:
+        share = min(_PROBE_COST / max(1.0 - gain, 0.01), _MOST_PROBES) / (num_running + 1)
+        if seq_id % round(1 / share) == 0:
             self._probes[seq_id] = _PROBE_PROPOSALS
         return seq_id in self._probes
 
@@ -201,7 +207,7 @@ class AdaptiveDepth:
 
     def observe(self, offer: DraftOffer, *, num_accepted: int) -> None:
         """Learn how far confidences can be trusted."""
-        self.survival.observe(offer.seq_id, offer.confidences, num_accepted=num_accepted)
+        self.survival.observe(offer.seq_id, offer.confidences, num_accepted=num_accepted, uses_head=offer.uses_head)
 
     def observe_step(self, report: StepReport) -> None:
         """Learn what rows cost."""

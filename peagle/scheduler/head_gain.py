@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from peagle.scheduler.row_choice import choose_rows
 from peagle.scheduler.step_costs import CostCurve
 
-_NUM_KEPT = 256
-_NUM_ENOUGH = 48  # proposals before the head is judged
-_NUM_STEPS = 16  # that are decoded in thought
-_NEW_BEFORE_NEXT = 16  # proposals after which an estimate is made anew
+_NUM_KEPT = 1024  # those of a few answers: one answer is much easier to guess than another
+_NUM_ENOUGH = 128  # proposals before the head is judged
+_NUM_DECODED = 128  # proposals that are decoded in thought
+_NEW_BEFORE_NEXT = 32  # proposals after which an estimate is made anew
 
 
 class HeadGain:
@@ -53,9 +53,10 @@ class HeadGain:
     def _estimate(self, num_seqs: int) -> float:
         drafting_s = self._draft_cost.seconds(num_seqs)
         tokens = seconds = 0.0
-        for step in range(_NUM_STEPS):
+        num_steps = max(_NUM_DECODED // num_seqs, 8)
+        for step in range(num_steps):
             # Proposals at even distances, so that a step's come from different answers where there are several.
-            first = step * len(self._chains) // _NUM_STEPS
+            first = step * len(self._chains) // num_steps
             stride = max(len(self._chains) // num_seqs, 1)
             places = [(first + index * stride) % len(self._chains) for index in range(num_seqs)]
             chains = [self._chains[place] for place in places]

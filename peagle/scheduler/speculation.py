@@ -95,7 +95,11 @@ class Speculation:
         """Tell the policy what came of a step. Called before anything of it is committed."""
         for scheduled, output in zip(step.scheduled, outputs, strict=True):
             if scheduled.num_draft_tokens and output.error is None and scheduled.draft_parents is None:
-                offer = DraftOffer(seq_id=scheduled.seq_id, confidences=scheduled.draft_confidences)
+                offer = DraftOffer(
+                    seq_id=scheduled.seq_id,
+                    confidences=scheduled.draft_confidences,
+                    uses_head=scheduled.uses_head,
+                )
                 self._policy.observe(offer, num_accepted=output.num_accepted_tokens)
         if timing is not None and all(_is_decode(scheduled) for scheduled in step.scheduled):
             self._policy.observe_step(

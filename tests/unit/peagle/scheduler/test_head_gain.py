@@ -15,7 +15,7 @@ def linear(fixed_s: float, row_s: float) -> CostCurve:
 
 def test_nothing_is_said_before_enough_was_seen() -> None:
     gain = HeadGain(linear(1.0, 0.0), CostCurve())
-    for _ in range(47):
+    for _ in range(127):
         gain.observe([0.5])
     assert gain.at(1) == float("inf")
     gain.observe([0.5])
@@ -24,14 +24,14 @@ def test_nothing_is_said_before_enough_was_seen() -> None:
 
 def test_without_costs_nothing_speaks_against_the_head() -> None:
     gain = HeadGain(CostCurve(), CostCurve())
-    for _ in range(100):
+    for _ in range(200):
         gain.observe([0.0])
     assert gain.at(4) == float("inf")
 
 
 def test_it_is_the_ratio_of_tokens_a_second() -> None:
     gain = HeadGain(linear(10.0, 1.0), linear(2.0, 0.0))
-    for _ in range(100):
+    for _ in range(200):
         gain.observe([0.8, 0.6, 0.001])
     # One sequence: 2.4 tokens in 10 + 3 rows + 2; without the head one in 11.
     assert gain.at(1) == pytest.approx(2.4 / 15 * 11)
@@ -42,10 +42,10 @@ def test_it_is_the_ratio_of_tokens_a_second() -> None:
 
 def test_the_estimate_follows_the_last_proposals() -> None:
     gain = HeadGain(linear(1.0, 0.0), CostCurve())
-    for _ in range(300):
+    for _ in range(1100):
         gain.observe([1.0])
     assert gain.at(1) == pytest.approx(2.0)
-    for _ in range(300):
+    for _ in range(1100):
         gain.observe([0.0])
     assert gain.at(1) == pytest.approx(1.0)
 
