@@ -18,7 +18,7 @@ from peagle.spec_config import SpecConfig
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 Dtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
-KVCacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16"]
+KVCacheDtype = Literal["auto", "float64", "float32", "float16", "bfloat16", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -94,9 +94,16 @@ class CacheConfig:
     block_size: int = option(16, "tokens in a KV block")
     num_kv_blocks: int | None = option(None, "KV blocks of the target's pool; excludes kv_cache_memory")
     kv_cache_memory: str | None = option(
-        None, "bytes for the KV pools, such as 2GiB (default: 1GiB on CPU, 85 % of free memory on CUDA)"
+        None, "bytes for the KV pools, such as 2GiB (default: 1GiB on CPU, on CUDA what gpu_memory_utilization leaves)"
     )
-    kv_cache_dtype: KVCacheDtype = option("auto", "type of cached keys and values; auto is the compute type")
+    gpu_memory_utilization: float = option(
+        0.85, "share of the GPU's memory for weights and KV together; not used with num_kv_blocks and kv_cache_memory"
+    )
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto",
+        "type of cached keys and values; auto is the compute type, fp8 (e4m3, without scales) holds most tokens and "
+        "changes answers a little",
+    )
     enable_prefix_caching: bool = option(True, "share the KV blocks of equal prefixes")
 
     def __post_init__(self) -> None:
@@ -107,6 +114,8 @@ class CacheConfig:
             raise ConfigError("set num_kv_blocks or kv_cache_memory, not both")
         if self.kv_cache_memory is not None:
             parse_bytes(self.kv_cache_memory)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.attention.metadata import AttentionMetadata, QueryGroup
-from peagle.kv_cache.storage import LayerCache
+from peagle.kv_cache.storage import LayerCache, as_copied
 from peagle.spec_config import MAX_NUM_SPECULATIVE_TOKENS
 
 # Wider grids are chunks of prompts, for which a matrix product is several times faster.
@@ -86,12 +86,12 @@ class SdpaAttention:
         num_kv_heads, head_dim = blocks.shape[2:]
         table = group.block_tables.flatten()  # [num_seqs * num_blocks]
         if blocks.is_cuda:  # a captured graph owns its own memory; there is nothing to reuse
-            gathered = blocks.flatten(1).index_select(0, table)
+            gathered = as_copied(blocks).flatten(1).index_select(0, table)
         else:
             # Fresh memory for every layer would be paid for in page faults: the scratch is kept and only grows.
-            gathered = self._scratch_rows(name, blocks, table.shape[0])
-            torch.index_select(blocks.flatten(1), 0, table, out=gathered)
-        context = gathered.view(group.num_seqs, group.num_keys, num_kv_heads, head_dim)
+            gathered = self._scratch_rows(name, as_copied(blocks), table.shape[0])
+            torch.index_select(as_copied(blocks).flatten(1), 0, table, out=gathered)
+        context = gathered.view(blocks.dtype).view(group.num_seqs, group.num_keys, num_kv_heads, head_dim)
         return context.transpose(1, 2).to(dtype)
 
     def _scratch_rows(self, name: str, blocks: Tensor, num_rows: int) -> Tensor:

@@ -56,7 +56,7 @@ class LayerCache:
                 if torch.finfo(cached.dtype).max < torch.finfo(rows.dtype).max:  # narrowing must not make infinities
                     finite = finite.clamp(torch.finfo(cached.dtype).min, torch.finfo(cached.dtype).max)
                 finite = finite.to(cached.dtype)
-            cached.view(slots, -1).index_copy_(0, slot_mapping, finite)
+            as_copied(cached).view(slots, -1).index_copy_(0, slot_mapping, as_copied(finite))
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy keys and values to other slots, all at once: a destination may be another one's source.
@@ -67,8 +67,13 @@ class LayerCache:
         """
         slots = self.key.shape[0] * self.key.shape[1]
         for cached in (self.key, self.value):
-            rows = cached.view(slots, -1)
+            rows = as_copied(cached).view(slots, -1)
             rows.index_copy_(0, destinations, rows.index_select(0, sources))
+
+
+def as_copied(tensor: Tensor) -> Tensor:
+    """The tensor as a type that can be copied by index: of 8-bit floats, their bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 class KVStorage:

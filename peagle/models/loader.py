@@ -32,6 +32,7 @@ _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
 }
 
 

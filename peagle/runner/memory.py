@@ -14,7 +14,6 @@ from peagle.config import CacheConfig, parse_bytes
 from peagle.errors import ConfigError
 
 _DEFAULT_CPU_BYTES = 2**30
-_CUDA_SHARE = 0.85
 _MIN_MODEL_LEN = 2  # a token of prompt and one of answer
 
 
@@ -62,6 +61,6 @@ def _available_bytes(config: CacheConfig, device: torch.device) -> int:
     if config.kv_cache_memory is not None:
         return parse_bytes(config.kv_cache_memory)
     if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
+        free, total = torch.cuda.mem_get_info(device)  # what others and the weights have taken is not free
+        return max(int(total * config.gpu_memory_utilization) - (total - free), 0)
     return _DEFAULT_CPU_BYTES

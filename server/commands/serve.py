@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from peagle.errors import ConfigError
 from peagle.spec_config import SpecConfig
 from server.commands.command_parser import Once
+from server.commands.vllm_flags import add_vllm_flags, take_vllm_flags
 from server.config_options import ConfigKey, config_groups
 from server.config_report import render_settings
 from server.config_sources import CONFIG_FLAG, load_settings
@@ -54,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
         arguments = parser.add_argument_group(group.title)
         for key in group.keys:
             _add_flag(arguments, key)
+    add_vllm_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -61,12 +63,15 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped. Returns the exit code."""
     flags = dict(vars(args))
     word = flags.pop("model_word")
+    told = take_vllm_flags(flags)
     if word is not None and "model" in flags:
         raise ConfigError(f"the model is given twice: {word} and --model {flags['model']}")
     loaded = load_settings(flags=flags if word is None else flags | {"model": word}, environment=os.environ)
     if args.print_config:
         sys.stdout.write(render_settings(loaded))
         return 0
+    for sentence in told:
+        sys.stderr.write(f"peagle: warning: {sentence}\n")
     from server.main import run as run_server
 
     return run_server(loaded.settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -126,7 +127,32 @@ def test_serve_help_groups_every_flag(capsys: pytest.CaptureFixture[str], monkey
         position = shown.index(f"\n{group.title}:\n", position)
         for key in group.keys:
             position = shown.index(f"\n  {key.flag}", position)
-    assert "85 % of free memory" in shown
+    assert "what gpu_memory_utilization leaves" in shown
+
+
+def test_the_command_of_a_published_head_works_unchanged(
+    server_main: MainStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on the cards of the released P-EAGLE heads, but for the program's name."""
+    spec = {"method": "eagle3", "model": "amazon/gpt-oss-120b-p-eagle", "num_speculative_tokens": 5}
+    words = ["serve", "openai/gpt-oss-120b", "--speculative-config", json.dumps(spec | {"parallel_drafting": True})]
+    words += (
+        "--tp 1 --max-num-batched-tokens 32768 --kv-cache-dtype fp8 --async-scheduling --stream-interval 20".split()
+    )
+    words += "--max-cudagraph-capture-size 4096 --no-enable-prefix-caching --port 8040".split()
+    words += "--gpu-memory-utilization 0.9 --max-num-seqs 128 --max-model-len 32768".split()
+    assert main(words) == server_main.outcome
+    (settings,) = server_main.calls
+    engine = settings.engine
+    assert (engine.model.model, engine.model.max_model_len) == ("openai/gpt-oss-120b", 32768)
+    assert (engine.spec.model, engine.spec.num_speculative_tokens) == ("amazon/gpt-oss-120b-p-eagle", 5)
+    assert (engine.cache.kv_cache_dtype, engine.cache.gpu_memory_utilization) == ("fp8", 0.9)
+    assert (engine.scheduler.max_num_seqs, engine.cache.enable_prefix_caching) == (128, False)
+    warned = capsys.readouterr().err
+    for flag in ("--async-scheduling", "--stream-interval", "--max-cudagraph-capture-size"):
+        assert f"{flag} has no effect here" in warned
+    assert main([*words, "--tp", "2"]) == 2
+    assert "--tensor-parallel-size 2 is not supported" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "fetch", "version", "bench"])

@@ -64,12 +64,22 @@ def test_numbers_only(dtype: torch.dtype) -> None:
     assert storage.layers[0].value.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_block_bytes_are_what_a_block_takes(dtype: torch.dtype) -> None:
     geometry = make_geometry(dtype, block_size=8)
     storage = KVStorage(num_layers=3, num_blocks=7, geometry=geometry)
     taken = sum(tensor[0].nbytes for layer in storage.layers for tensor in (layer.key, layer.value))
     assert geometry.block_bytes(3) == taken
+
+
+def test_eight_bits_are_rounded_once_and_kept() -> None:
+    storage = KVStorage(num_layers=1, num_blocks=2, geometry=make_geometry(torch.float8_e4m3fn))
+    rows = torch.tensor([0.1, -3.3, 1e6]).expand(2, 2, 3)
+    storage.layers[0].write(rows, rows, torch.tensor([1, 5]))
+    storage.layers[0].move(torch.tensor([1]), torch.tensor([2]))
+    expected = torch.tensor([0.1015625, -3.25, 448.0]).expand(2, 3)
+    for slot in (1, 2, 5):
+        assert torch.equal(storage.layers[0].key[slot // 4, slot % 4].float(), expected)
 
 
 @given(places=st.lists(st.tuples(st.integers(0, 23), st.integers(0, 23)), max_size=8, unique_by=lambda pair: pair[1]))
