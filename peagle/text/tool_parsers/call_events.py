@@ -41,7 +41,7 @@ class CallEvents:
     def of(self, reader: CallReader) -> list[AnswerEvent]:
         """What is new of a call that is being read."""
         events: list[AnswerEvent] = []
-        if not self._is_open and reader.name is not None and (reader.arguments or reader.is_done):
+        if not self._is_open and reader.name is not None and reader.has_news:
             events += self.begin(reader.name)
         if self._is_open:
             events += self.arguments(reader.take_arguments())

@@ -55,40 +55,52 @@ class ValueSpan:
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads one call.
+    """Reads one call. Each character costs the same, however long the call.
 
     Attributes:
         name: of the function, once it is known.
-        arguments: of its JSON, what has not been taken yet; "" while the name is unknown.
         is_done: the object has ended.
         has_failed: it is no call; what was read is in `raw`.
-        raw: everything read so far.
     """
 
     name: str | None = None
-    arguments: str = ""
     is_done: bool = False
     has_failed: bool = False
-    raw: str = ""
+    _raw: list[str] = field(default_factory=list)
+    _arguments: list[str] = field(default_factory=list)  # that have not been taken
     _state: str = "start"
     _key: str = ""
-    _value: str = ""
+    _value: list[str] = field(default_factory=list)
     _span: ValueSpan = field(default_factory=ValueSpan)
-    _early: str = ""  # arguments that came before the name
+    _is_handed_on: bool = False  # the value that is being read is an object of arguments
     _has_arguments: bool = False
+
+    @property
+    def raw(self) -> str:
+        """Everything read until it was known to be a call."""
+        return "".join(self._raw)
+
+    @property
+    def has_news(self) -> bool:
+        """True if there is something to tell of a call."""
+        return self.name is not None and bool(self._arguments or self.is_done)
 
     def feed(self, text: str) -> str:
         """Read on; returns what follows the object, or the failure."""
         for place, char in enumerate(text):
-            self.raw += char
+            if not (self.name is not None and self._has_arguments):
+                self._raw.append(char)
             self._take(char)
             if self.is_done or self.has_failed:
                 return text[place + 1 :]
         return ""
 
     def take_arguments(self) -> str:
-        """What is new of the arguments."""
-        taken, self.arguments = self.arguments, ""
+        """What is new of the arguments; "" while the name is unknown."""
+        if self.name is None:
+            return ""
+        taken = "".join(self._arguments)
+        self._arguments.clear()
         return taken
 
     def _take(self, char: str) -> None:
@@ -96,9 +108,9 @@ class CallReader:
             self._take_value(char)
             return
         if self._state == "key":
-            self._value += char
+            self._value.append(char)
             if self._span.ends_with(char):
-                self._key, self._state = _decoded(self._value), "colon"
+                self._key, self._state = _decoded("".join(self._value)), "colon"
             return
         if char in _SPACE:
             return
@@ -111,6 +123,7 @@ class CallReader:
             self._state = "value_start"
         elif self._state == "value_start":
             self._begin("value")
+            self._is_handed_on = self._key in _ARGUMENT_KEYS and char in "{["
             self._take(char)
         elif self._state == "comma" and char == ",":
             self._state = "next_key"
@@ -121,45 +134,43 @@ class CallReader:
             self.is_done = not self.has_failed  # the call is whole, whatever this is
 
     def _begin(self, state: str) -> None:
-        self._state, self._value, self._span = state, "", ValueSpan()
+        self._state, self._span = state, ValueSpan()
+        self._value.clear()
 
     def _take_value(self, char: str) -> None:
         if self._span.ends_before(char):
             self._end_value()
             self._take(char)
             return
-        self._value += char
-        ends = self._span.ends_with(char)
-        if self._key in _ARGUMENT_KEYS and self._value[0] in "{[":
+        if self._is_handed_on:
             self._hand_on(char)
-        if ends:
+        else:
+            self._value.append(char)
+        if self._span.ends_with(char):
             self._end_value()
 
     def _hand_on(self, text: str) -> None:
         self._has_arguments = True
-        if self.name is None:
-            self._early += text
-        else:
-            self.arguments += text
+        self._arguments.append(text)
 
     def _end_value(self) -> None:
         self._state = "comma"
+        if self._is_handed_on:
+            self._is_handed_on = False
+            return
+        value = "".join(self._value)
         if self._key in _NAME_KEYS and self.name is None:
-            name = _decoded(self._value) if self._value.startswith('"') else ""
-            if not name:
-                self.has_failed = True
-                return
-            self.name = name
-            self.arguments, self._early = self._early, ""
-        elif self._key in _ARGUMENT_KEYS and self._value[0] not in "{[":
-            self._hand_on(_unwrapped(self._value))
+            self.name = (_decoded(value) if value.startswith('"') else "") or None
+            self.has_failed = self.name is None
+        elif self._key in _ARGUMENT_KEYS:
+            self._hand_on(_unwrapped(value))
 
     def _end(self) -> None:
         if self.name is None:
             self.has_failed = True
             return
         if not self._has_arguments:
-            self.arguments = "{}"
+            self._arguments.append("{}")
         self.is_done = True
 
 

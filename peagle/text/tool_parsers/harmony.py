@@ -18,6 +18,7 @@ from peagle.text.tool_parsers.tool_format import CallGrammar, ToolFunction
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_LONGEST_HEADER = 1024  # characters; what is longer is no header
 _ENDS = (END, CALL, RETURN, START)
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -97,6 +98,9 @@ class HarmonyParser:
             self._kind = "text"
             return []
         found = find_marker(self._held, (MESSAGE,))
+        if len(found.before) > _LONGEST_HEADER:
+            self._kind = "text"
+            return []
         if found.marker is None:
             return []
         self._has_begun = True

@@ -16,6 +16,7 @@ from peagle.text.tool_parsers.call_reader import CallReader, ValueSpan
 from peagle.text.tool_parsers.tool_format import CallGrammar, ToolFunction, define_call_objects
 
 BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_LONGEST_NAME = 256  # characters; what is longer is no name
 _BETWEEN = " \t\r\n,"
 
 
@@ -104,12 +105,13 @@ class MistralParser:
 
     def _read_name(self) -> list[AnswerEvent]:
         found = find_marker(self._held, (ARGUMENTS, "{"))
-        if found.marker is None:
+        is_too_long = len(found.before) > _LONGEST_NAME
+        if found.marker is None and not is_too_long:
             return []
         name = found.before.strip()
-        if not name:
+        if not name or found.marker is None or is_too_long:
             self._state = "text"
-            text, self._held = BEGIN + self._since_mark + found.before + found.marker, found.rest
+            text, self._held = BEGIN + self._since_mark + found.before + (found.marker or ""), found.rest
             return self._content.say(text)
         self._held = found.rest if found.marker == ARGUMENTS else "{" + found.rest
         self._state, self._span = "named_arguments", ValueSpan()

@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from peagle.text.answer_events import AnswerEvent, ContentDelta
@@ -17,6 +18,7 @@ from peagle.text.tool_parsers.call_events import CallEvents
 from peagle.text.tool_parsers.tool_format import CallGrammar, ToolFunction
 
 _BEGINNING = re.compile(r"\s*\[\s*([A-Za-z_][\w.]*\s*(\(|$)|$)")
+_LONGEST_BEGINNING = 4096  # characters before the first bracket; what is longer is no name
 _MAX_LITERAL = 100_000  # characters of one argument
 _MAX_NESTING = 50
 _NAMES = {"true": True, "false": False, "null": None}
@@ -72,6 +74,42 @@ def _call_term(grammar: CallGrammar, function: ToolFunction, index: int) -> str:
     return " ".join([json.dumps(function.name + "("), *parts, json.dumps(")")])
 
 
+@dataclass(slots=True)
+class _ArgumentEnd:
+    """Finds the comma or bracket that ends an argument. Goes on where it stopped, so that length costs nothing."""
+
+    place: int = 0  # characters that have been looked at
+    depth: int = 0
+    quote: str = ""
+    is_escaped: bool = False
+
+    def find(self, text: str) -> int | None:
+        """Its place in `text`, which is longer than at the last call; None if it is still to come."""
+        while self.place < len(text):
+            if self._ends_with(text[self.place]):
+                return self.place
+            self.place += 1
+        return None
+
+    def _ends_with(self, char: str) -> bool:
+        if self.quote:
+            if self.is_escaped:
+                self.is_escaped = False
+            elif char == "\\":
+                self.is_escaped = True
+            elif char == self.quote:
+                self.quote = ""
+        elif char in "\"'":
+            self.quote = char
+        elif char in "([{":
+            self.depth += 1
+        elif char in ")]}" and self.depth:
+            self.depth -= 1
+        else:
+            return char in ",)" and self.depth == 0
+        return False
+
+
 class PythonicParser:
     """See `AnswerParser`."""
 
@@ -80,6 +118,7 @@ class PythonicParser:
         self._held = ""
         self._state = "start"
         self._num_arguments = 0
+        self._end = _ArgumentEnd()
 
     def feed(self, text_delta: str) -> list[AnswerEvent]:
         """See `AnswerParser`."""
@@ -109,7 +148,7 @@ class PythonicParser:
         stripped = self._held.lstrip()
         if any(mark.startswith(stripped) for mark in PythonicFormat.marks):
             return []  # also nothing but white space so far
-        if not _BEGINNING.match(self._held):
+        if len(self._held.partition("(")[0]) > _LONGEST_BEGINNING or not _BEGINNING.match(self._held):
             self._state = "text"
         elif "(" in self._held:
             self._state, self._held = "name", stripped[1:]
@@ -129,9 +168,10 @@ class PythonicParser:
 
     def _read_argument(self) -> list[AnswerEvent]:
         """One argument, if it is whole."""
-        place = _end_of_argument(self._held)
+        place = self._end.find(self._held)
         if place is None:
             return []
+        self._end = _ArgumentEnd()
         text, char, self._held = self._held[:place], self._held[place], self._held[place + 1 :]
         events: list[AnswerEvent] = []
         name, _, literal = text.partition("=")
@@ -144,28 +184,6 @@ class PythonicParser:
             self._calls.end()
             self._state = "name"
         return events
-
-
-def _end_of_argument(text: str) -> int | None:
-    """Place of the comma or bracket that ends the first argument of `text`."""
-    depth, quote, is_escaped = 0, "", False
-    for place, char in enumerate(text):
-        if quote:
-            if is_escaped:
-                is_escaped = False
-            elif char == "\\":
-                is_escaped = True
-            elif char == quote:
-                quote = ""
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}" and depth:
-            depth -= 1
-        elif char in ",)" and depth == 0:
-            return place
-    return None
 
 
 def _to_json(literal: str) -> str:

@@ -212,3 +212,30 @@ def test_arguments_arrive_before_the_call_has_ended() -> None:
     found = Read()
     found.add(parser.feed('<tool_call>\n{"name": "f", "arguments": {"text": "a long'))
     assert found.calls == [("f", '{"text": "a long')]
+
+
+LONG = "x" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", LONG),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": "{LONG}"}}}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"id": "{LONG}", "name": "f"}}</tool_call>'),
+        ("hermes", "<tool_call>" * 5000),
+        ("llama3_json", f'{{"name": "{LONG}"}}'),
+        ("llama3_json", "; " * 30_000),
+        ("mistral", f"[TOOL_CALLS]{LONG}"),
+        ("mistral", f'[TOOL_CALLS]f[ARGS]{{"a": "{LONG}"}}'),
+        ("pythonic", f"[f(a='{LONG}')]"),
+        ("pythonic", f"[{LONG}"),
+        ("pythonic", f"[f(a={'[' * 30_000})]"),
+        ("harmony", f"<|channel|>{LONG}"),
+        ("harmony", f"<|channel|>final<|message|>{LONG}"),
+    ],
+)
+def test_the_length_of_an_answer_costs_nothing(name: str, text: str) -> None:
+    """Character by character, as a slow model writes; with time that grows by the square this would take minutes."""
+    assert read(TOOL_FORMATS[name].parser(), list(text)).seen == read(TOOL_FORMATS[name].parser(), [text]).seen
+    read(SplitReasoning(THINK, PlainAnswer(), is_open=True), list(text))
