@@ -96,7 +96,9 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[Message]) -> ChatComp
     except ValidationError as error:
         reply = describe(error)
         raise InvalidParameterError(
-            reply.message, param=None if reply.param is None else field_name(reply.param), code=reply.code
+            reply.message.replace("'messages", "'input"),
+            param=None if reply.param is None else field_name(reply.param),
+            code=reply.code,
         ) from error
 
 

@@ -148,12 +148,16 @@ def _schema_text(spec: GrammarSpec) -> str:
 
 def _tool_calls_text(spec: GrammarSpec) -> str:
     parts = json.loads(spec.text)  # ours, but for the schemas in it
-    schemas = []
-    for schema in parts["schemas"]:
+    terms = []
+    for schema, owner in zip(parts["schemas"], parts["owners"], strict=True):
         if _count_references(schema) > MAX_RULES:
-            raise _invalid(spec, f"a function's parameters have more than {MAX_RULES} references")
-        schemas.append(f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}")
-    return LLMatcher.grammar_from_lark("\n".join(insert_schemas(rule, schemas) for rule in parts["rules"]))
+            raise _refused(spec, owner, f"it has more than {MAX_RULES} references")
+        text = json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}})
+        error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
+        if error:  # of the whole grammar, the error would show rules that the client has not written
+            raise _refused(spec, owner, error)
+        terms.append(f"%json {text}")
+    return LLMatcher.grammar_from_lark("\n".join(insert_schemas(rule, terms) for rule in parts["rules"]))
 
 
 def _choice_text(spec: GrammarSpec) -> str:
@@ -188,7 +192,10 @@ def _count_references(schema: Any) -> int:
 
 
 def _invalid(spec: GrammarSpec, reason: str) -> InvalidParameterError:
+    return _refused(spec, f"the {spec.kind.replace('_', ' ')}", reason)
+
+
+def _refused(spec: GrammarSpec, what: str, reason: str) -> InvalidParameterError:
     words = " ".join(reason.split())
     shown = words if len(words) <= _MAX_MESSAGE else words[:_MAX_MESSAGE] + "..."
-    name = spec.kind.replace("_", " ")
-    return InvalidParameterError(f"the {name} cannot be used: {shown}", param=spec.param)
+    return InvalidParameterError(f"{what} cannot be used: {shown}", param=spec.param)

@@ -113,7 +113,8 @@ class AnswerFormat:
         if mode == "required":
             calls = self._required(grammar, body, has_several=has_several)
         elif otherwise is not None:
-            calls = f"{self._required(grammar, body, has_several=has_several)} | {grammar.schema(otherwise)}"
+            schema = grammar.schema(otherwise, of="the format of the answer")
+            calls = f"{self._required(grammar, body, has_several=has_several)} | {schema}"
         else:
             calls = self._in_text(grammar, body)
         grammar.rule("start", calls)

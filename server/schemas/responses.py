@@ -17,7 +17,7 @@ from server.schemas.chat import ReasoningEffort
 from server.schemas.client_model import MAX_INT, MAX_ITEMS, MAX_NAME, STRING_OR_LIST, ClientModel, Stop, param
 from server.schemas.formats import JsonSchemaFormat
 from server.schemas.sampling_fields import REFUSED_EVERYWHERE, Metadata, ServiceTier, StreamOptions
-from server.schemas.tools import MAX_TOOLS, WORD_OR_OBJECT, ToolChoiceWord
+from server.schemas.tools import MAX_TOOLS, WORD_OR_OBJECT, ToolChoiceWord, refuse_other_arguments
 
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 PART_TYPES = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -126,6 +126,7 @@ class FunctionTool(ClientModel):
             )
         if self.name is None:
             raise PydanticCustomError(MISSING_PARAMETER, "'{name}' is required.", {"name": "name"})
+        refuse_other_arguments(self.parameters)
         return self
 
 

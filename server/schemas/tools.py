@@ -17,6 +17,17 @@ from server.schemas.client_model import MAX_NAME, ClientModel
 MAX_TOOLS = 128
 
 
+def refuse_other_arguments(parameters: dict[str, Any] | None) -> None:
+    """A schema of arguments that is no object's is an error."""
+    kind = "object" if parameters is None else parameters.get("type", "object")
+    if kind != "object":
+        raise PydanticCustomError(
+            "parameters",
+            "the schema of a function's arguments must be of type 'object', got {kind}",
+            {"kind": str(kind)[:MAX_NAME]},
+        )
+
+
 class FunctionDefinition(ClientModel):
     """A function that the model may call. `parameters` is the JSON schema of its arguments."""
 
@@ -24,6 +35,12 @@ class FunctionDefinition(ClientModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def require_an_object(self) -> FunctionDefinition:
+        """Arguments are an object, whatever is in it."""
+        refuse_other_arguments(self.parameters)
+        return self
 
 
 class Tool(ClientModel):

@@ -43,7 +43,7 @@ class HarmonyFormat:
                 grammar.rule(
                     f"call_{index}",
                     f"{grammar.mark(CHANNEL)} {head} {grammar.mark(CONSTRAIN)} {json.dumps('json')} "
-                    f"{grammar.mark(MESSAGE)} {grammar.schema(function.schema)}",
+                    f"{grammar.mark(MESSAGE)} {grammar.schema(function.schema, of=function.title)}",
                 )
             )
         call = grammar.rule("call", *calls)

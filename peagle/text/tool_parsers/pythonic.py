@@ -58,7 +58,9 @@ def _call_term(grammar: CallGrammar, function: ToolFunction, index: int) -> str:
 
     def argument(name: str) -> str:
         schema = properties[name]
-        value = grammar.schema({**schema, **definitions} if isinstance(schema, dict) else {})
+        value = grammar.schema(
+            {**schema, **definitions} if isinstance(schema, dict) else {}, of=f"{function.title} ({name})"
+        )
         return f"{json.dumps(name + '=')} {value}"
 
     comma = json.dumps(", ")

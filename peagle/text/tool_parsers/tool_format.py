@@ -24,9 +24,14 @@ class ToolFunction:
     parameters: Mapping[str, Any] | None = None
 
     @property
+    def title(self) -> str:
+        """How errors speak of its schema."""
+        return f"the parameters of '{self.name}'"
+
+    @property
     def schema(self) -> Mapping[str, Any]:
-        """The schema that its arguments are held to."""
-        return NO_ARGUMENTS if self.parameters is None else self.parameters
+        """The schema that its arguments are held to: always an object's."""
+        return NO_ARGUMENTS if self.parameters is None else {"type": "object", **self.parameters}
 
 
 @dataclass(slots=True)
@@ -37,20 +42,23 @@ class CallGrammar:
         special_ids: special tokens by their text; a mark that is one is written by its id, as no text can spell it.
         rules: lines of the grammar.
         schemas: of the places.
+        owners: whose each schema is, for errors.
     """
 
     special_ids: Mapping[str, int] = field(default_factory=dict)
     rules: list[str] = field(default_factory=list)
     schemas: list[Mapping[str, Any]] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
 
     def mark(self, text: str) -> str:
         """`text` exactly, as a term."""
         token_id = self.special_ids.get(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
-    def schema(self, schema: Mapping[str, Any]) -> str:
-        """JSON of a schema, as a term."""
+    def schema(self, schema: Mapping[str, Any], *, of: str) -> str:
+        """JSON of a schema, as a term. `of` says whose it is, such as `the parameters of 'f'`."""
         self.schemas.append(schema)
+        self.owners.append(of)
         return f"{_PLACE}{len(self.schemas) - 1}{_PLACE}"
 
     def rule(self, name: str, *alternatives: str) -> str:
@@ -70,7 +78,7 @@ class CallGrammar:
     @property
     def text(self) -> str:
         """What `GrammarSpec` of kind `tool_calls` holds."""
-        return json.dumps({"rules": self.rules, "schemas": self.schemas})
+        return json.dumps({"rules": self.rules, "schemas": self.schemas, "owners": self.owners})
 
 
 def insert_schemas(rule: str, terms: Sequence[str]) -> str:
@@ -118,6 +126,6 @@ def define_call_objects(
     alternatives = []
     for index, function in enumerate(functions):
         head = f'{{"name": {json.dumps(function.name)}, "{arguments_key}": '
-        term = f"{json.dumps(head)} {grammar.schema(function.schema)} {json.dumps('}')}"
+        term = f"{json.dumps(head)} {grammar.schema(function.schema, of=function.title)} {json.dumps('}')}"
         alternatives.append(grammar.rule(f"call_{index}", term))
     return grammar.rule("call_object", *alternatives)

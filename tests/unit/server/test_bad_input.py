@@ -148,6 +148,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
     ({"stream": True, "tools": []}, "invalid_value", "tools"),
     ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+        "invalid_value",
+        "tools[0].function",
+    ),
 ]  # fmt: skip
 
 
