@@ -110,11 +110,13 @@ class MeasuredStep:
     """A step that was run for its duration alone.
 
     Attributes:
-        num_seqs: that it decoded, without drafts.
+        num_seqs: that it decoded.
+        num_rows: of the target: one of each sequence, and its drafts.
         is_drafting: it also drafted for each of them.
     """
 
     num_seqs: int
+    num_rows: int
     is_drafting: bool
     timing: StepTiming
 

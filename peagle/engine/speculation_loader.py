@@ -15,7 +15,7 @@ from peagle.drafter.mixed import MixedDrafter
 from peagle.drafter.ngram import NGramLookup
 from peagle.drafter.prediction import PredictionLookup
 from peagle.drafter.suffix import SuffixLookup
-from peagle.heads.shipped import ShippedHead, head_for
+from peagle.heads.shipped import ShippedHead, expected_survivals, head_for
 from peagle.scheduler.depth_policy import AdaptiveDepth, DepthByBatchSize, DepthPolicy, FixedDepth
 from peagle.scheduler.speculation import Speculation
 from peagle.spec_config import SpecConfig
@@ -97,5 +97,6 @@ def _policy(spec: SpecConfig, num_speculative_tokens: int) -> DepthPolicy:
     if spec.num_speculative_tokens_per_batch_size is not None:
         return DepthByBatchSize(spec.num_speculative_tokens_per_batch_size)
     if spec.is_adaptive and num_speculative_tokens:
-        return AdaptiveDepth(num_speculative_tokens)
+        expected = () if spec.model is None else expected_survivals(Path(spec.model))
+        return AdaptiveDepth(num_speculative_tokens, expected)
     return FixedDepth(num_speculative_tokens)

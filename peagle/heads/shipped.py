@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,16 @@ def shipped_heads(root: Path | None = None) -> tuple[ShippedHead, ...]:
         )
         for card in cards
     )
+
+
+def expected_survivals(directory: Path) -> tuple[float, ...]:
+    """How likely it is that the first i + 1 drafts of a head survive, as its card says; empty without a card."""
+    try:
+        card = json.loads((directory / CARD).read_text(encoding="utf-8"))
+        rates = [float(rate) for rate in card["acceptance"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    return tuple(accumulate(rates, mul))
 
 
 def head_for(checkpoint: Path, heads: tuple[ShippedHead, ...]) -> ShippedHead | None:

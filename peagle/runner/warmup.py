@@ -16,6 +16,7 @@ from peagle.sampling_params import SamplingParams
 _PROMPT_TOKENS = 64
 _CONTEXT_TOKENS = 256  # that a measured step looks back on
 _NUM_RUNS = 3
+_NUM_UNEQUAL = 3  # drafts of the one sequence that has some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +83,25 @@ def measure_steps(
     table = list(range(-(-(start + 1 + num_behind) // block_size)))
     measured = []
     for size in batch_sizes:
-        for max_next_drafts in (0,) if head is None else (0, head.num_drafts):
+        # Plain; then drafting for all; then one sequence has drafts to verify, as it is when few of them pay: a step of
+        # unequal sequences costs more than its rows alone.
+        kinds = [(0, 0), (0, 0 if head is None else head.num_drafts), (min(_NUM_UNEQUAL, start), 0)]
+        for num_draft_tokens, max_next_drafts in dict.fromkeys(kinds):
             step = _step(
                 size,
                 num_tokens=1,
                 table=table,
                 has_drafter=head is not None,
-                start=start,
+                start=start - num_draft_tokens,
                 max_next_drafts=max_next_drafts,
+                num_draft_tokens=num_draft_tokens,
             )
             for _ in range(_NUM_RUNS):
                 timing = runner.execute(step).timing
                 if timing is not None:
-                    measured.append(MeasuredStep(num_seqs=size, is_drafting=max_next_drafts > 0, timing=timing))
+                    rows = step.num_scheduled_tokens
+                    is_drafting = max_next_drafts > 0
+                    measured.append(MeasuredStep(num_seqs=size, num_rows=rows, is_drafting=is_drafting, timing=timing))
     return measured
 
 
@@ -106,13 +113,15 @@ def _step(
     has_drafter: bool,
     start: int = 0,
     max_next_drafts: int = 0,
+    num_draft_tokens: int = 0,
 ) -> SchedulerOutput:
+    """A step of equal sequences, of which the first also has drafts."""
     scheduled = tuple(
         ScheduledSequence(
             seq_id=-1 - index,  # no sequence has such a name: what drafters remember of it is nobody's
             start=start,
-            token_ids=[0] * num_tokens,
-            num_draft_tokens=0,
+            token_ids=[0] * (num_tokens + (num_draft_tokens if index == 0 else 0)),
+            num_draft_tokens=num_draft_tokens if index == 0 else 0,
             is_sampling=True,
             next_token_id=None,
             max_next_drafts=max_next_drafts,
@@ -123,4 +132,4 @@ def _step(
         )
         for index in range(num_seqs)
     )
-    return SchedulerOutput(scheduled=scheduled, num_scheduled_tokens=num_seqs * num_tokens)
+    return SchedulerOutput(scheduled=scheduled, num_scheduled_tokens=num_seqs * num_tokens + num_draft_tokens)

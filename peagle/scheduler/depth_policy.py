@@ -147,14 +147,15 @@ class AdaptiveDepth:
 
     Args:
         num_speculative_tokens: K, most drafts of a sequence.
+        expected: see `HeadGain`.
     """
 
-    def __init__(self, num_speculative_tokens: int) -> None:
+    def __init__(self, num_speculative_tokens: int, expected: Sequence[float] = ()) -> None:
         self._num_speculative_tokens = num_speculative_tokens
         self.verify_cost = CostCurve()
         self.draft_cost = CostCurve()
         self.survival = SurvivalModel()
-        self._gain = HeadGain(self.verify_cost, self.draft_cost)
+        self._gain = HeadGain(self.verify_cost, self.draft_cost, expected[:num_speculative_tokens])
         self._probes: dict[int, int] = {}  # proposals that are left to each
 
     def num_to_verify(self, offers: Sequence[DraftOffer], *, num_other_rows: int) -> list[int]:

@@ -26,12 +26,16 @@ class HeadGain:
     Args:
         verify_cost: of the target's passes, by rows.
         draft_cost: of the head's passes, by drafting sequences.
+        expected: survivals of a usual proposal, where they are known beforehand: the head is judged from the start, and
+            a hundred proposals of its own begin to count for more.
     """
 
-    def __init__(self, verify_cost: CostCurve, draft_cost: CostCurve) -> None:
+    def __init__(self, verify_cost: CostCurve, draft_cost: CostCurve, expected: Sequence[float] = ()) -> None:
         self._verify_cost = verify_cost
         self._draft_cost = draft_cost
         self._chains: deque[Sequence[float]] = deque(maxlen=_NUM_KEPT)
+        if expected:
+            self._chains.extend([tuple(expected)] * _NUM_ENOUGH)
         self._num_seen = 0
         self._estimates: dict[int, tuple[float, int]] = {}  # by number of sequences, and when it was made
 

@@ -115,7 +115,7 @@ class Speculation:
         """Tell the policy what a step costs, before there is any load."""
         self._policy.observe_step(
             StepReport(
-                num_rows=step.num_seqs,
+                num_rows=step.num_rows,
                 num_drafting=step.num_seqs if step.is_drafting else 0,
                 verify_s=step.timing.verify_s,
                 draft_s=step.timing.draft_s,

@@ -151,5 +151,5 @@ def test_a_head_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_heads_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert resolve_head(f"~/{tmp_path.name}", lambda line: None) == tmp_path
-    with pytest.raises(ModelLoadError, match=r"must be the directory of a draft head, or a hub id .*nothing is none"):
+    with pytest.raises(ModelLoadError, match=r"must be the directory of a draft head, .*or a hub id .*nothing is none"):
         resolve_head(str(tmp_path / "nothing"), lambda line: None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peagle.engine.speculation_loader import choose_spec
-from peagle.heads.shipped import ShippedHead, head_for, shipped_heads
+from peagle.heads.shipped import ShippedHead, expected_survivals, head_for, shipped_heads
 from peagle.spec_config import SpecConfig
 
 RECEIPT = {"package": "some-model", "version": "1.0", "conversion": 1}
@@ -57,3 +57,19 @@ def test_a_checkpoint_without_a_receipt_gets_none(heads: tuple[ShippedHead, ...]
 )
 def test_what_was_said_holds(heads: tuple[ShippedHead, ...], tmp_path: Path, spec: SpecConfig) -> None:
     assert choose_spec(spec, checkpoint(tmp_path / "model", json.dumps(RECEIPT)), heads) == spec
+
+
+def test_a_card_says_what_to_expect(tmp_path: Path) -> None:
+    assert expected_survivals(tmp_path) == ()
+    (tmp_path / "card.json").write_text('{"acceptance": [0.5, 0.4]}')
+    assert expected_survivals(tmp_path) == (0.5, 0.2)
+    for text in ("{}", "no json", '{"acceptance": [null]}', "[]"):
+        (tmp_path / "card.json").write_text(text)
+        assert expected_survivals(tmp_path) == ()
+
+
+def test_the_head_of_the_default_model_ships() -> None:
+    (head,) = shipped_heads()
+    assert head.name == "smollm2-135m-instruct"
+    assert (head.directory / "model.safetensors").stat().st_size < 25_000_000
+    assert 1.0 < 1 + sum(expected_survivals(head.directory)) < 3.0

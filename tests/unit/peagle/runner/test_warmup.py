@@ -93,8 +93,9 @@ def test_steps_are_measured_by_their_number_of_sequences(tmp_path: Path) -> None
         block_size=SIZES.block_size,
         head=HeadSlots(num_drafts=drafter.num_speculative_tokens, num_mask_slots=drafter.num_mask_slots),
     )
-    kinds = [(step.num_seqs, step.is_drafting) for step in measured]
-    assert kinds == [(size, drafts) for size in (1, 2, 4) for drafts in (False, True) for _ in range(3)]
+    kinds = [(step.num_seqs, step.num_rows - step.num_seqs, step.is_drafting) for step in measured]
+    every = [(0, False), (0, True), (3, False)]
+    assert kinds == [(size, more, drafts) for size in (1, 2, 4) for more, drafts in every for _ in range(3)]
     assert all(step.timing.verify_s > 0 and step.timing.draft_s > 0 for step in measured)
 
 
@@ -103,4 +104,4 @@ def test_without_a_head_only_plain_steps_are_measured(tmp_path: Path) -> None:
     measured = measure_steps(
         tiny.runner, batch_sizes=(2,), max_num_tokens=SIZES.max_model_len - 1, block_size=SIZES.block_size, head=None
     )
-    assert [(step.num_seqs, step.is_drafting) for step in measured] == [(2, False)] * 3
+    assert [(step.num_rows, step.is_drafting) for step in measured] == [(2, False)] * 3 + [(5, False)] * 3

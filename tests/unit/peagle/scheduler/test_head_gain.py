@@ -56,3 +56,11 @@ def test_proposals_of_different_answers_meet_in_one_step() -> None:
         gain.observe([1.0] if index < 128 else [0.0])
     # Each step of two has one good and one bad chain: 3 tokens in 13, against 2 in 12.
     assert gain.at(2) == pytest.approx(3 / 13 * 12 / 2)
+
+
+def test_what_is_expected_counts_from_the_start_and_less_and_less() -> None:
+    gain = HeadGain(linear(1.0, 0.0), CostCurve(), [0.5, 0.25])
+    assert gain.at(1) == pytest.approx(1.75)
+    for _ in range(2000):
+        gain.observe([0.0])
+    assert gain.at(1) == pytest.approx(1.0)
