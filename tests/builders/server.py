@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from peagle import Engine, EnginePhase, PhaseListener
+import peagle
+from peagle import Engine, EngineConfig, EnginePhase, PhaseListener
 from peagle.text import AnswerFormat, Tokenizer
+from server.access import end_request
 from server.engine_bundle import EngineBundle, EngineStarter
 from server.lifespan import Lifecycle
 from server.main import create_app, create_server, listen
@@ -42,6 +44,22 @@ def starter(engine: Engine, answers: AnswerFormat | None = None) -> EngineStarte
         on_phase(EnginePhase.LOADING_TARGET, "from /models/secret/tiny.safetensors")
         tokenizer = tiny_tokenizer()
         bundle = EngineBundle(engine=engine, tokenizer=tokenizer, chat_template=tokenizer.chat_template, model_id=MODEL)
+        return bundle if answers is None else replace(bundle, answers=answers)
+
+    return start
+
+
+def engine_starter(config: EngineConfig, answers: AnswerFormat | None = None) -> EngineStarter:
+    """Loads a real engine, as `peagle serve` does."""
+
+    def start(on_phase: PhaseListener) -> EngineBundle:
+        loaded = peagle.load_engine(config, on_phase)
+        bundle = EngineBundle(
+            engine=peagle.start_engine(loaded, on_end=end_request),
+            tokenizer=loaded.tokenizer,
+            chat_template=loaded.tokenizer.chat_template,
+            model_id=MODEL,
+        )
         return bundle if answers is None else replace(bundle, answers=answers)
 
     return start

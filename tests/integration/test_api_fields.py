@@ -11,12 +11,18 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import peagle
-from peagle import CacheConfig, EngineConfig, ModelConfig, PhaseListener, SchedulerConfig, SpecConfig
-from server.engine_bundle import EngineBundle
+from peagle import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpecConfig
 from server.schemas.answers import ChatCompletion, TextCompletion
 from tests.builders.engine import write_checkpoint
-from tests.builders.server import DEADLINE_S, MODEL, LiveServer, chat_body, eventually_sync, live_server_of
+from tests.builders.server import (
+    DEADLINE_S,
+    MODEL,
+    LiveServer,
+    chat_body,
+    engine_starter,
+    eventually_sync,
+    live_server_of,
+)
 
 TEXT = "abcabc abc"
 
@@ -32,13 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         spec=SpecConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1),
     )
 
-    def start(on_phase: PhaseListener) -> EngineBundle:
-        loaded = peagle.load_engine(config, on_phase)
-        tokenizer = loaded.tokenizer
-        engine = peagle.start_engine(loaded)
-        return EngineBundle(engine=engine, tokenizer=tokenizer, chat_template=tokenizer.chat_template, model_id=MODEL)
-
-    with live_server_of(start) as live:
+    with live_server_of(engine_starter(config)) as live:
         yield live
 
 

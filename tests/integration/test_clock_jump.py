@@ -8,12 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-import peagle
-from peagle import PhaseListener
-from server.access import end_request
-from server.engine_bundle import EngineBundle
 from tests.builders.engine import engine_config, write_checkpoint
-from tests.builders.server import DEADLINE_S, MODEL, chat_body, live_server_of
+from tests.builders.server import DEADLINE_S, chat_body, engine_starter, live_server_of
 
 DAY_S = 86_400.0
 
@@ -22,15 +18,7 @@ DAY_S = 86_400.0
 def test_a_jump_in_mid_stream_is_not_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
     directory = write_checkpoint(tmp_path / "tiny", max_position_embeddings=512)
 
-    def start(on_phase: PhaseListener) -> EngineBundle:
-        loaded = peagle.load_engine(engine_config(directory, max_model_len=256, num_kv_blocks=256), on_phase)
-        return EngineBundle(
-            engine=peagle.start_engine(loaded, on_end=end_request),
-            tokenizer=loaded.tokenizer,
-            chat_template=loaded.tokenizer.chat_template,
-            model_id=MODEL,
-        )
-
+    start = engine_starter(engine_config(directory, max_model_len=256, num_kv_blocks=256))
     options = {"heartbeat_timeout_s": 5.0, "queue_timeout_s": 5.0, "max_tokens_per_minute": 100_000}
     with live_server_of(start, **options) as server:
         real_time, real_time_ns = time.time, time.time_ns

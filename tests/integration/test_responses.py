@@ -11,13 +11,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import peagle
-from peagle import CacheConfig, EngineConfig, ModelConfig, PhaseListener, SchedulerConfig, SpecConfig
+from peagle import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpecConfig
 from peagle.text import AnswerFormat
-from server.engine_bundle import EngineBundle
 from server.schemas.answers import ResponseObject
 from tests.builders.engine import write_checkpoint
-from tests.builders.server import DEADLINE_S, MODEL, LiveServer, eventually_sync, live_server_of
+from tests.builders.server import DEADLINE_S, MODEL, LiveServer, engine_starter, eventually_sync, live_server_of
 
 TOOLS: Any = [{"type": "function", "name": "now", "strict": True, "parameters": None}]
 
@@ -35,17 +33,8 @@ def live(directory: Any, **server_options: Any) -> Any:
         spec=SpecConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1),
     )
 
-    def start(on_phase: PhaseListener) -> EngineBundle:
-        loaded = peagle.load_engine(config, on_phase)
-        return EngineBundle(
-            engine=peagle.start_engine(loaded),
-            tokenizer=loaded.tokenizer,
-            chat_template=loaded.tokenizer.chat_template,
-            model_id=MODEL,
-            answers=AnswerFormat.choose(tool_call_parser="hermes", reasoning_parser="none", chat_template=None),
-        )
-
-    return live_server_of(start, **server_options)
+    answers = AnswerFormat.choose(tool_call_parser="hermes", reasoning_parser="none", chat_template=None)
+    return live_server_of(engine_starter(config, answers), **server_options)
 
 
 @pytest.fixture(scope="module")

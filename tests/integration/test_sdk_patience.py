@@ -69,6 +69,7 @@ def test_leaving_a_stream_ends_the_request_in_the_engine() -> None:
         with client.chat.completions.create(model=MODEL, messages=HELLO, stream=True) as stream:
             next(iter(stream))
         eventually_sync(lambda: engine.num_open == 0)
+        assert len(engine.ended_early) == 1
 
 
 async def test_cancelling_a_task_ends_the_request_in_the_engine() -> None:

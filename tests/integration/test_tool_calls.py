@@ -13,13 +13,11 @@ import jsonschema
 import openai
 import pytest
 
-import peagle
-from peagle import CacheConfig, EngineConfig, ModelConfig, PhaseListener, SchedulerConfig, SpecConfig
+from peagle import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpecConfig
 from peagle.text import AnswerFormat
 from peagle.text.tool_parsers import TOOL_FORMATS
-from server.engine_bundle import EngineBundle
 from tests.builders.engine import write_checkpoint
-from tests.builders.server import MODEL, LiveServer, live_server_of
+from tests.builders.server import MODEL, LiveServer, engine_starter, live_server_of
 
 PARAMETERS = {
     "type": "object",
@@ -44,6 +42,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     """Plain, and with drafts that are looked up."""
     directory = write_checkpoint(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
 
+    answers = AnswerFormat.choose(tool_call_parser=request.param, reasoning_parser="none", chat_template=None)
+
     def start_with(spec: SpecConfig) -> Any:
         config = EngineConfig(
             model=ModelConfig(model=str(directory), dtype="float64", max_model_len=1024, num_threads=1),
@@ -52,19 +52,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
             spec=spec,
         )
 
-        def start(on_phase: PhaseListener) -> EngineBundle:
-            loaded = peagle.load_engine(config, on_phase)
-            return EngineBundle(
-                engine=peagle.start_engine(loaded),
-                tokenizer=loaded.tokenizer,
-                chat_template=loaded.tokenizer.chat_template,
-                model_id=MODEL,
-                answers=AnswerFormat.choose(
-                    tool_call_parser=request.param, reasoning_parser="none", chat_template=None
-                ),
-            )
-
-        return start
+        return engine_starter(config, answers)
 
     drafting = SpecConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_min=1)
     with live_server_of(start_with(SpecConfig())) as plain, live_server_of(start_with(drafting)) as other:

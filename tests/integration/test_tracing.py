@@ -13,14 +13,12 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-import peagle
 from peagle import PhaseListener
-from server.access import end_request
 from server.engine_bundle import EngineBundle
 from server.main import create_app
 from server.settings import ServerConfig, Settings
 from tests.builders.engine import engine_config, write_checkpoint
-from tests.builders.server import DEADLINE_S, MODEL, chat_body, eventually_sync, live_server_of
+from tests.builders.server import DEADLINE_S, MODEL, chat_body, engine_starter, eventually_sync, live_server_of
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROMPT = "a secret word"
@@ -60,15 +58,7 @@ def attributes_of(span: Any) -> dict[str, Any]:
 def test_a_request_and_its_answer_are_spans_of_the_clients_trace(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "tiny", max_position_embeddings=512)
 
-    def start(on_phase: PhaseListener) -> EngineBundle:
-        loaded = peagle.load_engine(engine_config(directory, max_model_len=256, num_kv_blocks=256), on_phase)
-        return EngineBundle(
-            engine=peagle.start_engine(loaded, on_end=end_request),
-            tokenizer=loaded.tokenizer,
-            chat_template=loaded.tokenizer.chat_template,
-            model_id=MODEL,
-        )
-
+    start = engine_starter(engine_config(directory, max_model_len=256, num_kv_blocks=256))
     with collector() as (url, spans):
         with live_server_of(start, otlp_traces_endpoint=url, served_model_name=(MODEL,)) as server:
             headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
