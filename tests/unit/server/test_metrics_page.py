@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -92,3 +92,20 @@ def test_the_engine_is_left_out_until_there_is_one() -> None:
     assert page.render() == b""
     bundles.pop(0)
     assert b'model_name="ACME/TINY"' in page.render()
+
+
+def test_a_page_is_made_five_times_a_second_at_most() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("asked", "Times.", registry=registry)
+    now = [0.0]
+    page = MetricsPage(registry, get_bundle=lambda: None, get_model_name=lambda bundle: "m", clock=lambda: now[0])
+    seen = []
+    for step in range(100):  # five seconds, twenty times each
+        now[0] = step * 0.05
+        counter.inc()
+        seen.append(page.render())
+    assert len(set(seen)) == 25
+    assert b"asked_total 5.0" in seen[4], "the first few are made at once"
+    now[0] += 10.0
+    counter.inc()
+    assert b"asked_total 101.0" in page.render()
