@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peagle.engine.async_engine import AsyncLLMEngine
     from peagle.engine.engine import LLMEngine
     from peagle.engine.interface import Engine, EngineHealth, EnginePhase, PhaseListener
-    from peagle.engine.loader import LoadedEngine, load_engine, start_engine
+    from peagle.engine.loader import LoadedEngine, follow_engine, load_engine, start_engine
     from peagle.grammar_spec import GrammarSpec
     from peagle.outputs import RequestInput, RequestOutput, RequestSpecStats, TokenLogprobs, Usage
     from peagle.sampling_params import SamplingParams
@@ -53,6 +53,7 @@ _HOMES = {
     "SpecConfig": "peagle.spec_config",
     "TokenLogprobs": "peagle.outputs",
     "Usage": "peagle.outputs",
+    "follow_engine": "peagle.engine.loader",
     "load_engine": "peagle.engine.loader",
     "start_engine": "peagle.engine.loader",
 }
@@ -80,6 +81,7 @@ __all__ = [
     "SpecConfig",
     "TokenLogprobs",
     "Usage",
+    "follow_engine",
     "load_engine",
     "start_engine",
 ]

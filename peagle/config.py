@@ -69,6 +69,9 @@ class ModelConfig:
         None,
         "longest sequence in tokens, with its answer; default: the model's limit, at most 8192 and what fits the cache",
     )
+    tensor_parallel_size: int = option(
+        1, "processes that hold the model together, each a part of every layer; torchrun has to start as many"
+    )
     num_threads: int | None = option(None, "CPU threads of a step; default: the cores that this process may use")
     seed: int = option(0, "seed from which the seeds of requests without one are drawn")
     logprobs_mode: LogprobsMode = option(
@@ -83,6 +86,7 @@ class ModelConfig:
         _check_choice("logprobs_mode", self.logprobs_mode, LogprobsMode)
         _check_min("max_model_len", self.max_model_len, 2)
         _check_min("num_threads", self.num_threads, 1)
+        _check_min("tensor_parallel_size", self.tensor_parallel_size, 1)
         if not self.model:
             raise ConfigError("model must not be empty")
 

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 import peagle
 from peagle import EngineConfig, PhaseListener
-from peagle.errors import ConfigError
+from peagle.errors import ConfigError, ModelLoadError
 from peagle.text import AnswerFormat
 from server.access import add_access, create_admission, end_request
 from server.api import chat, completions, responses, tokenize
@@ -171,6 +171,8 @@ def run(settings: Settings) -> int:
     configure_logging(settings.server.log_level, settings.server.log_format)
     for variable, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(variable, value)
+    if settings.engine.model.tensor_parallel_size > 1 and os.environ.get("RANK", "0") != "0":
+        return follow(settings)
     try:
         listener = listen(settings.server.host, settings.server.port)
     except OSError as error:
@@ -188,6 +190,20 @@ def run(settings: Settings) -> int:
         return 1
     finally:
         listener.close()
+
+
+def follow(settings: Settings) -> int:
+    """Hold a part of the model for rank 0, which alone serves, until that one ends. Returns the exit code."""
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_IGN)  # torchrun tells every rank, and rank 0 still finishes what runs
+    from peagle import follow_engine
+
+    try:
+        follow_engine(settings.engine)
+    except (ConfigError, ModelLoadError) as error:
+        logger.error("rank %s cannot start: %s", os.environ["RANK"], error)
+        return 1
+    return 0
 
 
 def serve(settings: Settings, start_engine: EngineStarter, listener: socket.socket) -> int:

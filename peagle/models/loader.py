@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from peagle.attention.backend import AttentionBackend
@@ -22,10 +23,13 @@ from peagle.errors import ConfigError, ModelLoadError
 from peagle.layers.linear import pack_linears
 from peagle.models.fused_target import FusedTarget, is_fusable
 from peagle.models.interface import TargetModel
+from peagle.models.rank_group import RankGroup
 from peagle.models.registry import check_family
 from peagle.models.transformers_target import TransformersTarget
 
 logger = logging.getLogger(__name__)
+
+_ALONE = RankGroup()
 
 _DTYPES = {
     "float64": torch.float64,
@@ -67,7 +71,8 @@ def choose_device(config: ModelConfig) -> torch.device:
 
 def choose_precision(config: ModelConfig, stored: torch.dtype | None, device: torch.device) -> Precision:
     """Resolve `dtype`. On CPU, `auto` packs weights that were stored in half precision. Of float16
-    weights that loses nothing, of bfloat16 ones the last bits of those below 6e-5.
+    weights that loses nothing, of bfloat16 ones the last bits of those below 6e-5. Weights that are split between
+    processes are not packed.
 
     Args:
         config: the model group.
@@ -78,7 +83,7 @@ def choose_precision(config: ModelConfig, stored: torch.dtype | None, device: to
         return Precision(device=device, compute_dtype=torch_dtype(config.dtype), packed=False)
     if device.type == "cuda":
         return Precision(device=device, compute_dtype=stored or torch.bfloat16, packed=False)
-    is_half = stored in (torch.float16, torch.bfloat16)
+    is_half = stored in (torch.float16, torch.bfloat16) and config.tensor_parallel_size == 1
     can_pack = "fbgemm" in torch.backends.quantized.supported_engines
     return Precision(device=device, compute_dtype=torch.float32, packed=is_half and can_pack)
 
@@ -105,6 +110,7 @@ def load_target(
     backend: AttentionBackend,
     *,
     tap_layer_ids: tuple[int, ...] = (),
+    group: RankGroup = _ALONE,
 ) -> TargetModel:
     """Load weights and put the model behind paged attention.
 
@@ -114,28 +120,47 @@ def load_target(
         precision: how to store and multiply the weights.
         backend: attention over paged keys and values.
         tap_layer_ids: taps for the drafter; see `TransformersTarget`.
+        group: the processes between which the weights are split.
 
     Raises:
         ModelLoadError: weights are missing, damaged, or do not fit the configuration.
+        ConfigError: the model cannot be split between so many.
     """
     num_layers = config.num_hidden_layers
     if any(not 0 <= layer_id <= num_layers for layer_id in tap_layer_ids):
         raise ModelLoadError(f"the draft head taps layers {tap_layer_ids}, but the target has {num_layers} layers")
-    is_fused = is_fusable(config)
-    model = _load_transformers(directory, config, precision, is_fused=is_fused)
+    _check_split(config, group.size)
+    is_fused = is_fusable(config) and group.size == 1
+    model = _load_transformers(directory, config, precision, is_fused=is_fused, group=group)
     _log_weights(model, packed=precision.packed)
     if is_fused:
         return FusedTarget(model, backend, tap_layer_ids, packed=precision.packed)
     if precision.packed:
         pack_linears(model)
-    return TransformersTarget(model, backend, tap_layer_ids)
+    return TransformersTarget(model, backend, tap_layer_ids, num_ranks=group.size)
 
 
-def _load_transformers(directory: Path, config: Any, precision: Precision, *, is_fused: bool) -> PreTrainedModel:
+def _check_split(config: Any, num_ranks: int) -> None:
+    if num_ranks == 1:
+        return
+    if has_experts(config):
+        raise ConfigError("tensor_parallel_size above 1 is not supported for a mixture of experts")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if getattr(config, name) % num_ranks:
+            raise ConfigError(
+                f"tensor_parallel_size {num_ranks} does not divide the model's {name}, {getattr(config, name)}"
+            )
+
+
+def _load_transformers(
+    directory: Path, config: Any, precision: Precision, *, is_fused: bool, group: RankGroup
+) -> PreTrainedModel:
     # The fused path packs layer by layer, so the checkpoint stays in half precision until its layer's turn.
     dtype = config.dtype if precision.packed and is_fused else precision.compute_dtype
     # The grouped matrix products that transformers prefers take neither double nor every CPU.
-    extra = {"experts_implementation": "eager"} if has_experts(config) else {}
+    extra: dict[str, Any] = {"experts_implementation": "eager"} if has_experts(config) else {}
+    if group.size > 1:
+        extra["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=group.size)
     transformers_logging.disable_progress_bar()
     _check_files(directory)
     try:
@@ -147,8 +172,8 @@ def _load_transformers(directory: Path, config: Any, precision: Precision, *, is
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelLoadError(f"weights are missing in {directory}: {', '.join(missing[:5])} ({len(missing)} in all)")
-    loaded: PreTrainedModel = model.eval().requires_grad_(False).to(precision.device)
-    return loaded
+    loaded: PreTrainedModel = model.eval().requires_grad_(False)
+    return loaded if group.size > 1 else loaded.to(precision.device)  # a split model loads onto its device
 
 
 def _check_files(directory: Path) -> None:

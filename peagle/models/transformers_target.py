@@ -7,7 +7,7 @@ tapped by hooks on the decoder layers. Owns this adaptation. Refuses to know how
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,12 +79,21 @@ class TransformersTarget:
         backend: attention over paged keys and values.
         tap_layer_ids: the residual stream *entering* these layers is handed to the drafter (`num_layers` means the
             output of the last one). Empty: nothing is tapped.
+        num_ranks: processes between which the model is split; keys and values here are of this one's heads.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: AttentionBackend, tap_layer_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        backend: AttentionBackend,
+        tap_layer_ids: tuple[int, ...] = (),
+        *,
+        num_ranks: int = 1,
+    ) -> None:
         AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
         model.set_attn_implementation(ATTENTION_NAME)
-        self.geometry = geometry_of(model.config)
+        geometry = geometry_of(model.config)
+        self.geometry = replace(geometry, num_kv_heads=geometry.num_kv_heads // num_ranks)
         self.dtype: torch.dtype = model.dtype
         self._model = model
         self._backend = backend

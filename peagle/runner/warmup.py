@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from peagle.outputs import MeasuredStep, ScheduledSequence, SchedulerOutput
-from peagle.runner.model_runner import ModelRunner
+from peagle.runner.led_runner import StepRunner
 from peagle.sampling_params import SamplingParams
 
 _PROMPT_TOKENS = 64
@@ -33,7 +33,7 @@ class HeadSlots:
 
 
 def warm_up(
-    runner: ModelRunner,
+    runner: StepRunner,
     *,
     batch_sizes: tuple[int, ...],
     max_num_tokens: int,
@@ -64,7 +64,7 @@ def warm_up(
 
 
 def measure_steps(
-    runner: ModelRunner, *, batch_sizes: Iterable[int], max_num_tokens: int, block_size: int, head: HeadSlots | None
+    runner: StepRunner, *, batch_sizes: Iterable[int], max_num_tokens: int, block_size: int, head: HeadSlots | None
 ) -> list[MeasuredStep]:
     """What a decoding step without drafts costs, by its number of sequences, and what it costs to draft for them.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from peagle.errors import ConfigError
 from peagle.spec_config import SpecConfig
 from server.commands.command_parser import Once
-from server.commands.vllm_flags import add_vllm_flags, take_vllm_flags
+from server.commands.vllm_flags import SPELLINGS, add_vllm_flags, take_vllm_flags
 from server.config_options import ConfigKey, config_groups
 from server.config_report import render_settings
 from server.config_sources import CONFIG_FLAG, load_settings
@@ -86,7 +86,12 @@ def _add_flag(arguments: argparse._ArgumentGroup, key: ConfigKey) -> None:
         )
         return
     arguments.add_argument(
-        key.flag, dest=key.name, action=Once, default=argparse.SUPPRESS, metavar=_metavar(key, kind), help=text
+        *(key.flag, *SPELLINGS.get(key.name, ())),
+        dest=key.name,
+        action=Once,
+        default=argparse.SUPPRESS,
+        metavar=_metavar(key, kind),
+        help=text,
     )
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from peagle.errors import ConfigError
-
 _PREFIX = "vllm_"
+
+# Other spellings of our own flags, by key.
+SPELLINGS = {"tensor_parallel_size": ("--tp", "-tp")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,11 @@ class VllmFlag:
         names: its spellings.
         instead: what is said of it.
         takes_value: it has a value.
-        only: the one value that means what this server does anyway; None: any.
     """
 
     names: tuple[str, ...]
     instead: str
     takes_value: bool = True
-    only: str | None = None
 
     @property
     def dest(self) -> str:
@@ -38,9 +37,6 @@ class VllmFlag:
 
 
 FLAGS = (
-    VllmFlag(
-        names=("--tensor-parallel-size", "--tp", "-tp"), instead="a model is on one device", only="1"
-    ),
     VllmFlag(names=("--async-scheduling", "--no-async-scheduling"), instead="there is one way", takes_value=False),
     VllmFlag(names=("--stream-interval",), instead="the text of every step is sent at once"),
     VllmFlag(names=("--max-cudagraph-capture-size",), instead="--graph-batch-sizes says what is captured"),
@@ -60,18 +56,11 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def take_vllm_flags(given: dict[str, object]) -> list[str]:
-    """Take them out of what was parsed; returns a sentence about each.
-
-    Raises:
-        ConfigError: a value asks for what is not served.
-    """
+    """Take them out of what was parsed; returns a sentence about each."""
     told = []
     for flag in FLAGS:
         if flag.dest not in given:
             continue
-        value = given.pop(flag.dest)
-        if flag.only is not None and value != flag.only:
-            raise ConfigError(f"{flag.names[0]} {value} is not supported, only {flag.only} is: {flag.instead}")
-        if flag.only is None:
-            told.append(f"{flag.names[0]} has no effect here: {flag.instead}")
+        del given[flag.dest]
+        told.append(f"{flag.names[0]} has no effect here: {flag.instead}")
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -67,8 +68,8 @@ def real_server(*flags: str) -> Iterator[RealServer]:
 def _wait_until_ready(child: subprocess.Popen[str], log: IO[str]) -> str:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        log.seek(0)
-        text = log.read()
+        # Not `seek`: the child writes at the same offset.
+        text = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")
         assert child.poll() is None, f"the server ended:\n{text}"
         for line in text.splitlines():
             if "listening on " in line:

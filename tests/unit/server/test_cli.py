@@ -151,8 +151,7 @@ def test_the_command_of_a_published_head_works_unchanged(
     warned = capsys.readouterr().err
     for flag in ("--async-scheduling", "--stream-interval", "--max-cudagraph-capture-size"):
         assert f"{flag} has no effect here" in warned
-    assert main([*words, "--tp", "2"]) == 2
-    assert "--tensor-parallel-size 2 is not supported" in capsys.readouterr().err
+    assert engine.model.tensor_parallel_size == 1
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "fetch", "version", "bench"])
