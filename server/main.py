@@ -37,7 +37,7 @@ from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http_protocol import HttpProtocol
 from server.lifespan import Lifecycle, lifespan
 from server.logging import configure_logging
-from server.metrics_page import MetricsPage
+from server.metrics_page import MetricsPage, ScrapeMiddleware
 from server.middleware import BodyLimitMiddleware, RequestMiddleware
 from server.process_metrics import LifecycleCollector
 from server.prometheus import create_registry
@@ -110,6 +110,8 @@ def create_app(settings: Settings, start_engine: EngineStarter) -> FastAPI:
         app.add_middleware(TraceMiddleware, tracing=tracing)
     app.add_middleware(RequestMiddleware)  # outside of the limits: refused bodies get an id and a log line
     app.add_middleware(HttpMetricsMiddleware, metrics=http_metrics)  # added last, so it is outermost: it sees every end
+    if not settings.server.metrics_need_key:
+        app.add_middleware(ScrapeMiddleware, page=app.state.metrics_page)
     return app
 
 

@@ -100,7 +100,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     loaded = _load_runner(config, on_phase, group)
     config, sizes, spec, has_head = loaded.config, loaded.sizes, loaded.config.spec, loaded.plan.directory is not None
     runner = loaded.runner if group.size == 1 else LeadingRunner(loaded.runner, group)
-    _warm_up(runner, sizes, on_phase, has_drafter=has_head)
+    _warm_up(runner, sizes, on_phase, has_drafter=has_head, has_trees=loaded.plan.tree is not None)
     parts = EngineParts(
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=loaded.is_on_cpu),
@@ -192,13 +192,16 @@ def _load_runner(config: EngineConfig, on_phase: PhaseListener, group: RankGroup
     )
 
 
-def _warm_up(runner: StepRunner, sizes: DrafterSizes, on_phase: PhaseListener, *, has_drafter: bool) -> None:
+def _warm_up(
+    runner: StepRunner, sizes: DrafterSizes, on_phase: PhaseListener, *, has_drafter: bool, has_trees: bool
+) -> None:
     warm_up(
         runner,
         batch_sizes=sizes.padding.batch_sizes.sizes if sizes.capture else (1,),
         max_num_tokens=sizes.max_model_len - 1,
         block_size=sizes.block_size,
         has_drafter=has_drafter,
+        has_trees=has_trees,
         on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
     )
 

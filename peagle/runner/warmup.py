@@ -39,6 +39,7 @@ def warm_up(
     max_num_tokens: int,
     block_size: int,
     has_drafter: bool,
+    has_trees: bool = False,
     on_step: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run a prefill, and one decoding step at each batch size.
@@ -50,17 +51,27 @@ def warm_up(
         max_num_tokens: tokens that the pool and the context hold at least.
         block_size: tokens in a block.
         has_drafter: give the sequences blocks of the drafter's pool too.
+        has_trees: also run each batch with a tree of drafts, which is a shape of its own.
         on_step: told before each step how far this is.
     """
     num_tokens = min(_PROMPT_TOKENS, max_num_tokens)
     # All sequences share the first blocks: what they compute is thrown away.
     table = list(range(-(-(num_tokens + 1) // block_size)))
-    num_steps = 1 + len(batch_sizes)
+    shapes = [(size, num_drafts) for size in batch_sizes for num_drafts in ((0, 1) if has_trees else (0,))]
+    num_steps = 1 + len(shapes)
     on_step(f"1 of {num_steps}: a prompt of {num_tokens} tokens")
     runner.execute(_step(1, num_tokens=num_tokens, table=table, has_drafter=has_drafter))
-    for index, size in enumerate(batch_sizes, start=2):
-        on_step(f"{index} of {num_steps}: decoding {size} at once")
-        runner.execute(_step(size, num_tokens=1, table=table, has_drafter=has_drafter))
+    for index, (size, num_drafts) in enumerate(shapes, start=2):
+        on_step(f"{index} of {num_steps}: decoding {size} at once{' with a tree' if num_drafts else ''}")
+        step = _step(
+            size,
+            num_tokens=1,
+            table=table,
+            has_drafter=has_drafter,
+            num_draft_tokens=num_drafts,
+            draft_parents=(-1,) * num_drafts or None,
+        )
+        runner.execute(step)
 
 
 def measure_steps(
@@ -114,8 +125,9 @@ def _step(
     start: int = 0,
     max_next_drafts: int = 0,
     num_draft_tokens: int = 0,
+    draft_parents: tuple[int, ...] | None = None,
 ) -> SchedulerOutput:
-    """A step of equal sequences, of which the first also has drafts."""
+    """A step of equal sequences, of which the first also has drafts: a chain, or a tree."""
     scheduled = tuple(
         ScheduledSequence(
             seq_id=-1 - index,  # no sequence has such a name: what drafters remember of it is nobody's
@@ -129,6 +141,7 @@ def _step(
             drafter_block_table=table if has_drafter else (),
             params=SamplingParams(temperature=0.0),
             seed=0,
+            draft_parents=draft_parents if index == 0 else None,
         )
         for index in range(num_seqs)
     )

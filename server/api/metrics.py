@@ -10,15 +10,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from server.metrics_page import MetricsPage
+from server.guard import METRICS_PATH
+from server.metrics_page import CONTENT_TYPE, MetricsPage
 
 router = APIRouter()
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get(METRICS_PATH, response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """All metrics of this process."""
+    """All metrics of this process. Without a key this is not reached: `ScrapeMiddleware` has answered."""
     page: MetricsPage = request.app.state.metrics_page
-    return Response(page.render(), headers={"content-type": CONTENT_TYPE})
+    return Response(page.render(), headers={"content-type": CONTENT_TYPE.decode()})

@@ -1,15 +1,16 @@
 """The promise: speculation is invisible, except in speed.
 
 A tiny target and a head trained on it, in float64. Random scenarios (arrivals, cancellations, pools too small for all,
-token budgets, K, sampling parameters) run with speculation, and every request must give token for token what it gives
-alone, without speculation and with memory to spare. After each scenario the bookkeeping is checked and no block is in
-use.
+token budgets, K, drafters, sampling parameters) run with speculation, and every request must give token for token what
+it gives alone, without speculation and with memory to spare. After each scenario the bookkeeping is checked and no
+block is in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from peagle import (
     SpecConfig,
     load_engine,
 )
-from tests.builders.trained_head import VOCAB_SIZE, TrainedPair
+from tests.builders.trained_head import VOCAB_SIZE, TrainedPair, write_eagle3_pair
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
@@ -49,7 +50,7 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What runs, and under which limits. In `spec` the model "HEAD" stands for the trained head."""
+    """What runs, and under which limits. In `spec` the models "HEAD" and "EAGLE3" stand for the trained heads."""
 
     spec: dict[str, Any]
     num_kv_blocks: int
@@ -74,9 +75,25 @@ def alone(pair: TrainedPair) -> LLMEngine:
     return make_engine(pair, CacheConfig(block_size=BLOCK_SIZE, num_kv_blocks=256), SchedulerConfig(), {})
 
 
-def make_engine(pair: TrainedPair, cache: CacheConfig, scheduler: SchedulerConfig, values: dict[str, Any]) -> LLMEngine:
+@pytest.fixture(scope="module")
+def eagle3_head(pair: TrainedPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of the same target that drafts one token after the other."""
+    other = write_eagle3_pair(tmp_path_factory.mktemp("eagle3"))
+    weights = "model.safetensors"
+    assert (other.target / weights).read_bytes() == (pair.target / weights).read_bytes()
+    return other.head
+
+
+def make_engine(
+    pair: TrainedPair,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    values: dict[str, Any],
+    eagle3_head: Path | None = None,
+) -> LLMEngine:
     """An engine over the tiny target; `values` are the keys of the speculative configuration."""
-    spec = SpecConfig.from_mapping(values | ({"model": str(pair.head)} if "model" in values else {}))
+    heads = {"HEAD": pair.head, "EAGLE3": eagle3_head}
+    spec = SpecConfig.from_mapping(values | ({"model": str(heads[values["model"]])} if "model" in values else {}))
     model = ModelConfig(model=str(pair.target), dtype="float64", max_model_len=MAX_MODEL_LEN)
     return load_engine(EngineConfig(model=model, cache=cache, scheduler=scheduler, spec=spec)).engine
 
@@ -177,6 +194,8 @@ SPECS: list[dict[str, Any]] = [
         "parallel_drafting_spec": {"num_branches": 8, "depth": 6},
         "adaptive_verification": False,
     },
+    *({"model": "EAGLE3", "num_speculative_tokens": count} for count in (1, 3, 6)),
+    {"model": "EAGLE3", "num_speculative_tokens": 4, "adaptive_verification": True},
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
     {"method": "suffix", "num_speculative_tokens": 6, "adaptive_verification": True},
 ]
@@ -201,7 +220,7 @@ scenarios = st.builds(
 )
 @given(scenario=scenarios)
 def test_every_request_gets_the_tokens_of_plain_decoding(
-    scenario: Scenario, pair: TrainedPair, alone: LLMEngine
+    scenario: Scenario, pair: TrainedPair, eagle3_head: Path, alone: LLMEngine
 ) -> None:
     engine = make_engine(
         pair,
@@ -212,6 +231,7 @@ def test_every_request_gets_the_tokens_of_plain_decoding(
         ),
         SchedulerConfig(max_num_seqs=scenario.max_num_seqs, max_num_batched_tokens=scenario.max_num_batched_tokens),
         scenario.spec,
+        eagle3_head,
     )
     truths = [answer_alone(alone, arrival) for arrival in scenario.arrivals]
     predictions = {

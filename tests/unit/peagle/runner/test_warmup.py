@@ -51,6 +51,7 @@ def test_nothing_stays(policy: str, tmp_path: Path) -> None:
                 max_num_tokens=SIZES.max_model_len - 1,
                 block_size=SIZES.block_size,
                 has_drafter=True,
+                has_trees=True,
             )
         answers.append(answer(runner))
     assert answers[0] == answers[1]
@@ -76,9 +77,11 @@ def test_steps_fit_the_smallest_pool(max_model_len: int, tmp_path: Path) -> None
         max_num_tokens=max_model_len - 1,
         block_size=sizes.block_size,
         has_drafter=True,
+        has_trees=True,
     )
-    assert [len(step.scheduled) for step in steps] == [1, 1, 2, 4, 6]
-    assert [step.num_scheduled_tokens for step in steps] == [min(64, max_model_len - 1), 1, 2, 4, 6]
+    assert [len(step.scheduled) for step in steps] == [1, 1, 1, 2, 2, 4, 4, 6, 6]
+    assert [step.scheduled[0].draft_parents for step in steps[1:]] == [None, (-1,)] * 4
+    assert [step.num_scheduled_tokens for step in steps] == [min(64, max_model_len - 1), 1, 2, 2, 3, 4, 5, 6, 7]
     assert all(block < sizes.num_blocks for step in steps for s in step.scheduled for block in s.block_table)
 
 
