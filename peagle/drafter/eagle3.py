@@ -1,11 +1,8 @@
-"""The EAGLE-3 drafter: one token after the other, each from a pass of its own over one more slot.
+"""The EAGLE-3 drafter: one token after the other, each from a pass of its own over one more slot (arXiv 2503.01840).
 
-The first pass takes in every committed token of a step with its real feature, as in `peagle`, and gives the first
-draft. A further pass has one slot for each sequence: the last draft, and the head's own hidden state in place of a
-feature (arXiv 2503.01840). Keys and values of those slots are placeholders: the next step writes the slots again from
-real tokens and features before any row can see them.
-
-Owns the head, the pool and the passes. Refuses to know who owns which block, and never writes to a sequence.
+Keys and values of the drafts' slots are placeholders: the next step writes the slots again from real tokens and
+features before any row can see them. Owns the turns: who goes on, from which slot, and what is drafted. Refuses to know
+how a pass runs (`eagle3_passes`) and who owns which block, and never writes to a sequence.
 """
 
 from __future__ import annotations
@@ -16,150 +13,115 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peagle.attention.backend import AttentionBackend
-from peagle.attention.metadata import AttentionMetadata, QueryGroup
-from peagle.drafter.head import DraftHead
-from peagle.drafter.inputs import DraftInputs, IntArray, SlotGrid, SlotRules, build_inputs
+from peagle.drafter.draft_tensors import flat_positions, to_device
+from peagle.drafter.eagle3_passes import Eagle3Passes, NextSlots, Passes, PassOutput
+from peagle.drafter.inputs import DraftInputs, IntArray
 from peagle.drafter.interface import NO_TOKEN, DraftBatch, DraftProposal
 from peagle.drafter.turn_choice import LikeliestTurn, Turn, TurnChoice
-from peagle.kv_cache.storage import KVStorage
-
-_ANY_TOKEN = 0  # of padding, which nobody reads
 
 
 class Eagle3Drafter:
     """See `Drafter`.
 
     Args:
-        head: loaded, without a mask, and packed if it is to be.
-        attention: backend for the head's layers.
+        passes: the head's.
         num_speculative_tokens: K, at least 1.
-        storage: pool of the head's keys and values, of `peagle.kv_geometry` and `head.config.num_hidden_layers` layers.
-        max_model_len: positions from here on are never drafted.
         choice: which token is drafted; None: the likeliest.
+        runs: how the passes run; None: as they come.
     """
 
     def __init__(
         self,
+        passes: Eagle3Passes,
         *,
-        head: DraftHead,
-        attention: AttentionBackend,
         num_speculative_tokens: int,
-        storage: KVStorage,
-        max_model_len: int,
         choice: TurnChoice | None = None,
+        runs: Passes | None = None,
     ) -> None:
         assert num_speculative_tokens >= 1
-        assert not head.is_parallel
-        assert len(storage.layers) == head.config.num_hidden_layers
-        self.head = head
-        self.storage = storage
+        self.head = passes.head
+        self.storage = passes.storage
         self.num_speculative_tokens = num_speculative_tokens
         self.num_mask_slots = num_speculative_tokens - 1  # slots of drafts, not of masks, but as many
-        self.num_layers = head.config.num_hidden_layers
-        self.aux_layer_ids = head.config.aux_layer_ids
-        self._attention = attention
-        self._choice = choice or LikeliestTurn(head)
-        self._rules = SlotRules(
-            num_speculative_tokens=1,  # of the first pass, which has no slots for drafts
-            mask_token_id=_ANY_TOKEN,
-            block_size=storage.block_size,
-            null_slot=storage.null_slot,
-            max_model_len=max_model_len,
-        )
+        self.num_layers = self.head.config.num_hidden_layers
+        self.aux_layer_ids = self.head.config.aux_layer_ids
+        self._max_model_len = passes.max_model_len
+        self._choice = choice or LikeliestTurn(self.head)
+        self._passes = runs or passes
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch) -> DraftProposal:
         """Take in every committed token of the step, and draft for the sequences with `max_next_drafts` > 0."""
-        inputs = build_inputs(batch, self._rules)
-        newest = self._take_in(batch.features, inputs)  # [D, H]
+        inputs, first = self._passes.first(batch)
         if not inputs.drafting:
             empty = torch.empty(0, self.num_speculative_tokens, dtype=torch.int64, device=self.head.device)
             return DraftProposal(indices=(), draft_token_ids=empty)
-        return self._draft(batch, inputs, newest)
+        return self._draft(batch, inputs, first)
 
-    def _take_in(self, features: Tensor, inputs: DraftInputs) -> Tensor:
-        """The first pass: hidden states of the newest slots that draft, [D, H]."""
-        if not len(inputs.token_ids):
-            return self.head.embed_tokens.weight.new_empty(0, self.head.config.hidden_size)
-        # A target row that is not finite fails its own request; its NaN must not stay in blocks that others get later.
-        fused = self.head.fuse(features).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        fused = torch.cat([fused, fused.new_zeros(1, fused.shape[1])])  # the row of padding
-        hidden = self._forward(
-            self._to_device(inputs.token_ids),
-            fused[self._to_device(inputs.feature_rows)],
-            slot_mapping=inputs.slot_mapping,
-            grids=inputs.grids,
-        )
-        return hidden[self._to_device(inputs.logits_rows[:, 0])]
-
-    def _draft(self, batch: DraftBatch, inputs: DraftInputs, newest: Tensor) -> DraftProposal:
+    def _draft(self, batch: DraftBatch, inputs: DraftInputs, output: PassOutput) -> DraftProposal:
         """Draft depth by depth, at each for the sequences that want so many.
 
         Args:
             batch: the step.
             inputs: of the first pass.
-            newest: hidden states of the newest slots, [D, H].
+            output: of the first pass.
         """
-        positions = np.concatenate([grid.positions.ravel() for grid in inputs.grids])[inputs.logits_rows[:, 0]]  # [D]
+        num_drafting = len(inputs.drafting)
+        positions = flat_positions(inputs)[inputs.logits_rows[:num_drafting, 0]]  # [D], of the newest slots
         counts = self._num_drafts(batch, inputs, positions)
-        rows = np.arange(len(counts))  # those of the D sequences that still draft
-        hidden, turns = newest, list[tuple[IntArray, Turn]]()
+        rows = np.arange(num_drafting)  # those of the D sequences that still draft
+        turns = list[tuple[IntArray, Turn]]()
         for depth in range(int(counts.max())):
             if depth:
                 goes_on = counts[rows] > depth
-                rows, kept = rows[goes_on], self._to_device(np.flatnonzero(goes_on))
-                seqs = [inputs.drafting[row] for row in rows]
-                token_ids = turns[-1][1].token_ids[kept]
-                feature = self.head.feed_back(hidden[kept])
-                hidden = self._extend(batch, seqs, token_ids, feature, positions=positions[rows] + depth)
+                rows = rows[goes_on]
+                output = self._passes.further(
+                    self._next_slots(
+                        [batch.scheduled[inputs.drafting[row]].drafter_block_table for row in rows],
+                        positions=positions[rows] + depth,
+                        kept=np.flatnonzero(goes_on),
+                        turn=turns[-1][1],
+                        hidden=output.hidden,
+                    )
+                )
             seqs = [inputs.drafting[row] for row in rows]
-            turns.append((rows, self._choice.choose(batch, seqs, self.head.logits(hidden), depth=depth)))
+            turns.append((rows, self._choice.choose(batch, seqs, output.logits[: len(seqs)], depth=depth)))
         return self._to_proposal(inputs.drafting, turns)
 
     def _num_drafts(self, batch: DraftBatch, inputs: DraftInputs, positions: IntArray) -> IntArray:
         """Drafts of each drafting sequence: none of its slots lies past the context."""
         asked = np.array([batch.scheduled[index].max_next_drafts for index in inputs.drafting], dtype=np.int64)
-        return np.minimum(np.minimum(asked, self.num_speculative_tokens), self._rules.max_model_len - positions)
+        return np.minimum(np.minimum(asked, self.num_speculative_tokens), self._max_model_len - positions)
 
-    def _extend(
-        self, batch: DraftBatch, seqs: Sequence[int], token_ids: Tensor, feature: Tensor, *, positions: IntArray
-    ) -> Tensor:
-        """One more slot for some sequences: hidden states [len(seqs), H].
+    def _next_slots(
+        self, tables: Sequence[Sequence[int]], *, positions: IntArray, kept: IntArray, turn: Turn, hidden: Tensor
+    ) -> NextSlots:
+        """One more slot for the S sequences that go on.
 
         Args:
-            batch: the step.
-            seqs: entries of `batch.scheduled`.
-            token_ids: drafts that the slots hold, [len(seqs)].
-            feature: what stands for the slots' features, [len(seqs), H].
-            positions: of the slots, [len(seqs)].
+            tables: of blocks, of each sequence.
+            positions: of the slots, [S].
+            kept: rows of `turn` and `hidden` that go on, [S].
+            turn: the drafts before.
+            hidden: the head's states that they came from, [at least D, H].
         """
-        size = self.storage.block_size
-        num_blocks = positions // size + 1
-        block_tables = np.full((len(seqs), num_blocks.max()), self.storage.null_slot // size, dtype=np.int64)
-        for row, index in enumerate(seqs):
-            table = batch.scheduled[index].drafter_block_table
+        size, null_slot = self.storage.block_size, self.storage.null_slot
+        num_blocks = positions // size + 1  # [S]
+        shape = self._passes.next_shape(len(tables), int(num_blocks.max()))
+        block_tables = np.full((shape.num_seqs, shape.num_blocks), null_slot // size, dtype=np.int64)
+        for row, table in enumerate(tables):
             assert num_blocks[row] <= len(table), "a slot has no block"
             block_tables[row, : num_blocks[row]] = table[: num_blocks[row]]
-        blocks = block_tables[np.arange(len(seqs)), num_blocks - 1]
-        grid = SlotGrid(first_row=0, positions=positions[:, None], block_tables=block_tables)
-        return self._forward(token_ids, feature, slot_mapping=blocks * size + positions % size, grids=(grid,))
-
-    def _forward(
-        self, token_ids: Tensor, fused: Tensor, *, slot_mapping: IntArray, grids: Sequence[SlotGrid]
-    ) -> Tensor:
-        """A pass of the head over slots in the order of their grids, which writes their keys and values: [T, H]."""
-        metadata = AttentionMetadata(
-            slot_mapping=self._to_device(slot_mapping), groups=tuple(self._query_group(grid) for grid in grids)
+        blocks = block_tables[np.arange(len(tables)), num_blocks - 1]
+        padding = shape.num_seqs - len(tables)
+        at = to_device(np.pad(kept, (0, padding)), self.head.device)
+        return NextSlots(
+            token_ids=turn.token_ids[at],
+            fed_back=self.head.feed_back(hidden[at]),
+            positions=np.pad(positions, (0, padding)),
+            slot_mapping=np.pad(blocks * size + positions % size, (0, padding), constant_values=null_slot),
+            block_tables=block_tables,
         )
-        positions = self._to_device(np.concatenate([grid.positions.ravel() for grid in grids]))
-
-        def attend(layer_index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cache = self.storage.layers[layer_index]
-            return self._attention(query, key, value, cache, metadata, scaling=self.head.scaling)
-
-        hidden: Tensor = self.head(token_ids, fused, positions, attend)
-        return hidden
 
     def _to_proposal(self, indices: tuple[int, ...], turns: Sequence[tuple[IntArray, Turn]]) -> DraftProposal:
         first = turns[0][1]
@@ -168,21 +130,9 @@ class Eagle3Drafter:
         confidences = first.confidences.new_zeros(shape)
         probs = None if first.probs is None else first.probs.new_zeros(*shape, first.probs.shape[-1])
         for depth, (rows, turn) in enumerate(turns):
-            at = self._to_device(rows)
+            at = to_device(rows, self.head.device)
             token_ids[at, depth] = turn.token_ids
             confidences[at, depth] = turn.confidences
             if probs is not None and turn.probs is not None:
                 probs[at, depth] = turn.probs
         return DraftProposal(indices=indices, draft_token_ids=token_ids, confidences=confidences, draft_probs=probs)
-
-    def _query_group(self, grid: SlotGrid) -> QueryGroup:
-        return QueryGroup(
-            first_row=grid.first_row,
-            positions=self._to_device(grid.positions),
-            block_tables=self._to_device(grid.block_tables),
-            block_size=self.storage.block_size,
-            dtype=self.head.dtype,
-        )
-
-    def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self.head.device, non_blocking=True)

@@ -19,6 +19,7 @@ from peagle.attention.sdpa import SdpaAttention
 from peagle.drafter.choice import DraftChoice, LikeliestChain
 from peagle.drafter.drawn_choice import DrawnChain
 from peagle.drafter.eagle3 import Eagle3Drafter
+from peagle.drafter.eagle3_passes import Eagle3Passes
 from peagle.drafter.fused_head import fuse_projections
 from peagle.drafter.head import DraftHead
 from peagle.drafter.head_config import HeadConfig, TargetShape
@@ -34,8 +35,10 @@ from peagle.kv_cache.storage import KVStorage
 from peagle.layers.linear import pack_linears
 from peagle.models.loader import Precision
 from peagle.runner.graphed_drafter import GraphedDrafter
+from peagle.runner.graphed_passes import GraphedPasses
 from peagle.runner.input_batch import PaddingPolicy
 from peagle.spec_config import MAX_NUM_SPECULATIVE_TOKENS, SpecConfig, TreeSpec
+from peagle.stats import GraphStats
 
 logger = logging.getLogger(__name__)
 
@@ -186,24 +189,25 @@ def drafter_block_bytes(head: DraftHead | None, block_size: int) -> int:
     return kv_geometry(head, block_size=block_size).block_bytes(head.config.num_hidden_layers)
 
 
-def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes) -> Drafter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDrafter:
+    """A drafter, and how its passes ran; None where nothing can be captured."""
+
+    drafter: Drafter
+    graph_stats: GraphStats | None = None
+
+
+def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes) -> HeadDrafter:
     """The drafter with its pool allocated."""
     if head is None:
-        return NullDrafter()
+        return HeadDrafter(drafter=NullDrafter())
     storage = KVStorage(
         num_layers=head.config.num_hidden_layers,
         num_blocks=sizes.num_blocks,
         geometry=kv_geometry(head, block_size=sizes.block_size),
     )
     if not head.is_parallel:
-        return Eagle3Drafter(
-            head=head,
-            attention=SdpaAttention(),
-            num_speculative_tokens=plan.num_depths,
-            storage=storage,
-            max_model_len=sizes.max_model_len,
-            choice=DrawnTurn(head) if plan.draws_drafts else LikeliestTurn(head),
-        )
+        return _build_eagle3(plan, head, storage, sizes)
     drafter = PEagleDrafter(
         head=head,
         attention=SdpaAttention(),
@@ -212,7 +216,22 @@ def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes
         max_model_len=sizes.max_model_len,
         choice=_choice(plan, head),
     )
-    return GraphedDrafter(drafter, padding=sizes.padding, capture=sizes.capture)
+    graphed = GraphedDrafter(drafter, padding=sizes.padding, capture=sizes.capture)
+    return HeadDrafter(drafter=graphed, graph_stats=graphed.graph_stats)
+
+
+def _build_eagle3(plan: DrafterPlan, head: DraftHead, storage: KVStorage, sizes: DrafterSizes) -> HeadDrafter:
+    passes = Eagle3Passes(head=head, attention=SdpaAttention(), storage=storage, max_model_len=sizes.max_model_len)
+    graphed = GraphedPasses(
+        passes, padding=sizes.padding, num_speculative_tokens=plan.num_depths, capture=sizes.capture
+    )
+    drafter = Eagle3Drafter(
+        passes,
+        num_speculative_tokens=plan.num_depths,
+        choice=DrawnTurn(head) if plan.draws_drafts else LikeliestTurn(head),
+        runs=graphed,
+    )
+    return HeadDrafter(drafter=drafter, graph_stats=graphed.graph_stats)
 
 
 def _shared_weights(directory: Path, config: HeadConfig, target_directory: Path) -> SharedWeights | None:

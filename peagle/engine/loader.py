@@ -20,7 +20,7 @@ from peagle.config import CacheConfig, EngineConfig, LogprobsMode, SchedulerConf
 from peagle.drafter.interface import Drafter
 from peagle.engine.async_engine import AsyncLLMEngine
 from peagle.engine.checkpoint import resolve_checkpoint
-from peagle.engine.drafter_loader import DrafterPlan, DrafterSizes, build_drafter, plan_drafter
+from peagle.engine.drafter_loader import DrafterPlan, DrafterSizes, HeadDrafter, build_drafter, plan_drafter
 from peagle.engine.engine import EngineParts, LLMEngine
 from peagle.engine.interface import EndListener, EnginePhase, PhaseListener
 from peagle.engine.sizing import cache_size, drafter_sizes, kv_geometry, longest_sequence, runner_limits
@@ -43,7 +43,6 @@ from peagle.models.loader import (
 )
 from peagle.models.rank_group import RankGroup, join_ranks
 from peagle.runner.drawn_verification import DrawnVerification
-from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.runner.led_runner import LeadingRunner, StepRunner, follow
 from peagle.runner.memory import CacheSize
 from peagle.runner.model_runner import ModelRunner
@@ -78,7 +77,7 @@ class LoadedRunner:
     config: EngineConfig
     directory: Path
     plan: DrafterPlan
-    head_drafter: Drafter
+    head_drafter: HeadDrafter
     drafter: Drafter
     cache_size: CacheSize
     sizes: DrafterSizes
@@ -100,7 +99,7 @@ def load_engine(config: EngineConfig, on_phase: PhaseListener = lambda phase, de
     loaded = _load_runner(config, on_phase, group)
     config, sizes, spec, has_head = loaded.config, loaded.sizes, loaded.config.spec, loaded.plan.directory is not None
     runner = loaded.runner if group.size == 1 else LeadingRunner(loaded.runner, group)
-    _warm_up(runner, sizes, on_phase, has_drafter=has_head, has_trees=loaded.plan.tree is not None)
+    _warm_up(runner, loaded, on_phase)
     parts = EngineParts(
         scheduler=_build_scheduler(
             config.scheduler.resolve(is_on_cpu=loaded.is_on_cpu),
@@ -167,7 +166,7 @@ def _load_runner(config: EngineConfig, on_phase: PhaseListener, group: RankGroup
     sizes = drafter_sizes(config, plan, size, model_config, precision.device)
     head_drafter = build_drafter(plan, head, sizes)
     limits = runner_limits(config, plan, sizes.max_model_len)
-    drafter = add_lookups(config.spec, head_drafter, max_num_seqs=limits.max_num_seqs)
+    drafter = add_lookups(config.spec, head_drafter.drafter, max_num_seqs=limits.max_num_seqs)
     runner = ModelRunner(
         target,
         KVStorage(num_layers=target.geometry.num_layers, num_blocks=size.num_blocks, geometry=geometry),
@@ -192,16 +191,16 @@ def _load_runner(config: EngineConfig, on_phase: PhaseListener, group: RankGroup
     )
 
 
-def _warm_up(
-    runner: StepRunner, sizes: DrafterSizes, on_phase: PhaseListener, *, has_drafter: bool, has_trees: bool
-) -> None:
+def _warm_up(runner: StepRunner, loaded: LoadedRunner, on_phase: PhaseListener) -> None:
+    sizes = loaded.sizes
     warm_up(
         runner,
         batch_sizes=sizes.padding.batch_sizes.sizes if sizes.capture else (1,),
         max_num_tokens=sizes.max_model_len - 1,
         block_size=sizes.block_size,
-        has_drafter=has_drafter,
-        has_trees=has_trees,
+        has_drafter=loaded.plan.directory is not None,
+        has_trees=loaded.plan.tree is not None,
+        num_next_drafts=loaded.head_drafter.drafter.num_speculative_tokens,
         on_step=lambda line: on_phase(EnginePhase.WARMING_UP, line),
     )
 
@@ -224,10 +223,10 @@ def _build_speculation(config: EngineConfig, drafter: Drafter, runner: StepRunne
     return speculation
 
 
-def _fresh_graph_stats(runner: StepRunner, head_drafter: Drafter) -> dict[str, GraphStats]:
+def _fresh_graph_stats(runner: StepRunner, head_drafter: HeadDrafter) -> dict[str, GraphStats]:
     """Counters by who counts, from zero: warming up does not count."""
     counters = {"target": runner.graph_stats}
-    if isinstance(head_drafter, GraphedDrafter):
+    if head_drafter.graph_stats is not None:
         counters["drafter"] = head_drafter.graph_stats
     for stats in counters.values():
         stats.reset()

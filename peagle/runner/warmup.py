@@ -40,6 +40,7 @@ def warm_up(
     block_size: int,
     has_drafter: bool,
     has_trees: bool = False,
+    num_next_drafts: int = 0,
     on_step: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run a prefill, and one decoding step at each batch size.
@@ -52,6 +53,7 @@ def warm_up(
         block_size: tokens in a block.
         has_drafter: give the sequences blocks of the drafter's pool too.
         has_trees: also run each batch with a tree of drafts, which is a shape of its own.
+        num_next_drafts: K that is asked for: a head that drafts in turn has passes that nothing else runs.
         on_step: told before each step how far this is.
     """
     num_tokens = min(_PROMPT_TOKENS, max_num_tokens)
@@ -68,6 +70,7 @@ def warm_up(
             num_tokens=1,
             table=table,
             has_drafter=has_drafter,
+            max_next_drafts=num_next_drafts,
             num_draft_tokens=num_drafts,
             draft_parents=(-1,) * num_drafts or None,
         )

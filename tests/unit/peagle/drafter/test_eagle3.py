@@ -14,6 +14,7 @@ from peagle.attention.backend import AttentionBackend
 from peagle.attention.reference import ReferenceAttention
 from peagle.attention.sdpa import SdpaAttention
 from peagle.drafter.eagle3 import Eagle3Drafter
+from peagle.drafter.eagle3_passes import Eagle3Passes
 from peagle.drafter.head import DraftHead
 from peagle.drafter.interface import DraftProposal
 from peagle.drafter.peagle import kv_geometry
@@ -47,13 +48,11 @@ def make_drafter(
         num_blocks=NUM_BLOCKS,
         geometry=kv_geometry(head, block_size=BLOCK_SIZE),
     )
+    passes = Eagle3Passes(
+        head=head, attention=attention or SdpaAttention(), storage=storage, max_model_len=max_model_len
+    )
     return Eagle3Drafter(
-        head=head,
-        attention=attention or SdpaAttention(),
-        num_speculative_tokens=num_speculative_tokens,
-        storage=storage,
-        max_model_len=max_model_len,
-        choice=DrawnTurn(head) if draws else None,
+        passes, num_speculative_tokens=num_speculative_tokens, choice=DrawnTurn(head) if draws else None
     )
 
 

@@ -15,63 +15,17 @@ from peagle.drafter.tree_choice import TreeChoice
 from peagle.kv_cache.storage import KVStorage
 from peagle.runner.graphed_drafter import GraphedDrafter
 from peagle.spec_config import TreeSpec
-from tests.builders.draft_history import DraftHistory, HistoryStep, draft_batch
+from tests.builders.draft_history import HistoryStep
+from tests.builders.graphed_drafts import (
+    MAX_LEN,
+    check_caches,
+    check_decoding,
+    check_step,
+    make_histories,
+    make_sizes,
+)
 from tests.builders.head import tiny_head
 from tests.builders.runner import PADDINGS, RunnerSizes, make_plain_drafter
-
-MAX_LEN = 40
-
-
-def make_sizes(num_speculative_tokens: int) -> RunnerSizes:
-    return RunnerSizes(num_speculative_tokens=num_speculative_tokens, max_num_seqs=5, max_model_len=MAX_LEN)
-
-
-def make_histories(num_seqs: int, sizes: RunnerSizes, head: DraftHead, *, seed: int) -> list[DraftHistory]:
-    rng = random.Random(seed)
-    generator = torch.Generator().manual_seed(seed)
-    blocks = rng.sample(range(sizes.num_blocks), sizes.num_blocks)
-    return [
-        DraftHistory(
-            token_ids=[rng.randrange(100) for _ in range(rng.choice([1, 3, 12, 30]))],
-            features=torch.randn(MAX_LEN, head.config.feature_size, generator=generator, dtype=head.dtype),
-            block_table=[blocks.pop() for _ in range(sizes.max_num_blocks)],
-            seq_id=seq_id,
-            rng=random.Random(seed),
-        )
-        for seq_id in range(num_seqs)
-    ]
-
-
-def random_step(history: DraftHistory, rng: random.Random, num_speculative_tokens: int) -> HistoryStep:
-    """A decode, or now and then one in whose place the target failed."""
-    room = MAX_LEN - history.num_tokens - 1  # a step yields one token beyond its accepted drafts
-    num_drafts = rng.randint(0, max(0, min(num_speculative_tokens, room)))
-    max_next_drafts = rng.choice([0, 1, num_speculative_tokens, num_speculative_tokens])
-    before = history.start, list(history.token_ids)
-    step = history.step(num_rows=1, num_drafts=num_drafts, max_next_drafts=max_next_drafts)
-    if rng.random() < 0.1:
-        history.start, history.token_ids = before
-        return HistoryStep(scheduled=step.scheduled, emitted=[], rows=step.rows * float("nan"))
-    return step
-
-
-def check_step(plain: PEagleDrafter, graphed: GraphedDrafter, steps: list[HistoryStep], *, gap: int = 0) -> int:
-    """Both propose the same; returns for how many sequences."""
-    batch = draft_batch(steps, gap=gap)
-    wanted, got = plain.propose(batch), graphed.propose(batch)
-    assert got.indices == wanted.indices
-    assert torch.equal(got.draft_token_ids, wanted.draft_token_ids)
-    assert got.parents == wanted.parents
-    return len(got.indices)
-
-
-def check_caches(plain: PEagleDrafter, graphed_storage: PEagleDrafter, histories: list[DraftHistory]) -> None:
-    """The committed slots of both pools are equal."""
-    for history in histories:
-        for one, other in zip(plain.storage.layers, graphed_storage.storage.layers, strict=True):
-            for mine, theirs in ((one.key, other.key), (one.value, other.value)):
-                slots = [tensor[history.block_table].flatten(0, 1)[: history.start] for tensor in (mine, theirs)]
-                assert (slots[0] - slots[1]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
@@ -81,20 +35,7 @@ def test_decoding_steps_up_to_the_end_of_the_context(policy: str, num_speculativ
     head = tiny_head()
     plain, inner = make_plain_drafter(head, sizes), make_plain_drafter(head, sizes)
     graphed = GraphedDrafter(inner, padding=PADDINGS[policy](sizes), capture=False)
-    histories = make_histories(5, sizes, head, seed=num_speculative_tokens)
-    rng = random.Random(num_speculative_tokens)
-    torch.manual_seed(0)
-    prefill = [history.step(num_rows=MAX_LEN, num_drafts=0, max_next_drafts=0) for history in histories]
-    check_step(plain, graphed, prefill)
-    num_drafting = set()
-    while alive := [history for history in histories if history.num_tokens < MAX_LEN]:
-        chosen = rng.sample(alive, rng.randint(1, len(alive)))
-        steps = [random_step(history, rng, num_speculative_tokens) for history in chosen]
-        widest = max(len(step.rows) for step in steps)
-        gap = rng.randint(0, num_speculative_tokens + 1 - widest)  # the target's grid is never wider than K + 1
-        num_drafting.add((check_step(plain, graphed, steps, gap=gap), len(steps)))
-    check_caches(plain, inner, histories)
-    assert any(0 < num < num_seqs for num, num_seqs in num_drafting), "some of a batch must not have drafted"
+    check_decoding(plain, inner, graphed, sizes, seed=num_speculative_tokens)
 
 
 def make_tree_drafter(head: DraftHead, sizes: RunnerSizes, tree: TreeSpec) -> PEagleDrafter:
@@ -140,7 +81,7 @@ def test_trees_up_to_the_end_of_the_context(policy: str, tree: TreeSpec) -> None
                 )
             )
         check_step(plain, graphed, steps)
-    check_caches(plain, inner, histories)
+    check_caches(plain.storage, inner.storage, histories)
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
@@ -159,7 +100,7 @@ def test_chains_of_others_may_be_deeper_than_the_tree(policy: str) -> None:
         parents = list(range(-1, 4))
         named = [replace(step, scheduled=replace(step.scheduled, draft_parents=parents)) for step in chains]
         assert check_step(plain, graphed, named) == 2
-    check_caches(plain, inner, histories)
+    check_caches(plain.storage, inner.storage, histories)
     assert all(history.start > 4 for history in histories)
 
 
@@ -175,7 +116,7 @@ def test_steps_with_chunks_take_the_other_way(policy: str) -> None:
     for num_rows in (2, 7, 30):
         steps = [history.step(num_rows=num_rows, num_drafts=1, max_next_drafts=4) for history in (decoding, prefilling)]
         assert check_step(plain, graphed, steps) == (2 if num_rows == 30 else 1)
-    check_caches(plain, inner, [decoding, prefilling])
+    check_caches(plain.storage, inner.storage, [decoding, prefilling])
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
@@ -191,7 +132,7 @@ def test_nobody_drafts(policy: str) -> None:
     assert check_step(plain, graphed, steps) == 0
     failed = [HistoryStep(scheduled=step.scheduled, emitted=[], rows=step.rows) for step in steps]
     assert check_step(plain, graphed, failed) == 0
-    check_caches(plain, inner, histories)
+    check_caches(plain.storage, inner.storage, histories)
 
 
 def test_it_looks_like_the_drafter_it_wraps() -> None:

@@ -52,6 +52,7 @@ def test_nothing_stays(policy: str, tmp_path: Path) -> None:
                 block_size=SIZES.block_size,
                 has_drafter=True,
                 has_trees=True,
+                num_next_drafts=SIZES.num_speculative_tokens,
             )
         answers.append(answer(runner))
     assert answers[0] == answers[1]
@@ -78,6 +79,7 @@ def test_steps_fit_the_smallest_pool(max_model_len: int, tmp_path: Path) -> None
         block_size=sizes.block_size,
         has_drafter=True,
         has_trees=True,
+        num_next_drafts=SIZES.num_speculative_tokens,
     )
     assert [len(step.scheduled) for step in steps] == [1, 1, 1, 2, 2, 4, 4, 6, 6]
     assert [step.scheduled[0].draft_parents for step in steps[1:]] == [None, (-1,)] * 4
