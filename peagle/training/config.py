@@ -14,7 +14,7 @@ from peagle.errors import ConfigError
 
 Method = Literal["peagle", "eagle3"]
 Loss = Literal["kl", "cross_entropy", "total_variation"]
-ComputeDtype = Literal["float32", "bfloat16"]
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
 def _check(is_right: bool, message: str) -> None:
@@ -119,7 +119,9 @@ class RunOptions:
     log_interval: int = option(20, "steps between entries of metrics.jsonl")
     eval_interval: int = option(200, "steps between measurements on held-out conversations")
     eval_limit: int = option(32, "held-out conversations that are measured; 0: none")
-    compute_dtype: ComputeDtype = option("bfloat16", "type of matrix products; weights are kept in float32")
+    compute_dtype: ComputeDtype = option(
+        "auto", "type of matrix products; auto: bfloat16 where the device computes in it. Weights are kept in float32"
+    )
     num_threads: int | None = option(None, "CPU threads; default: one for each core")
     seed: int = option(0, "of order, dropped positions and random weights")
 

@@ -22,7 +22,7 @@ from peagle.errors import ConfigError
 from peagle.models.loader import choose_device
 from peagle.text.tokenizer import Tokenizer
 from peagle.training.checkpoint import CheckpointStore, RunIdentity
-from peagle.training.config import OptimiserOptions, TrainConfig
+from peagle.training.config import ComputeDtype, OptimiserOptions, TrainConfig
 from peagle.training.dataset import Dataset, load_dataset
 from peagle.training.distributed import ProcessGroup
 from peagle.training.features import FeatureCache, FeatureExtractor, target_fingerprint
@@ -37,6 +37,7 @@ from peagle.training.vocabulary import DraftVocabulary, build_draft_vocabulary, 
 logger = logging.getLogger(__name__)
 
 _COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # capabilities of x86 and of ARM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,10 +77,9 @@ def prepare(config: TrainConfig, group: ProcessGroup, argv: Sequence[str] = ()) 
     options = config.data_options
     dataset = load_dataset(config.data, tokenizer, max_length=options.max_length, held_out=options.held_out)
     fingerprint = target_fingerprint(config.target)
-    compute_dtype = _COMPUTE_DTYPES[config.run.compute_dtype]
-    target = load_transformers_model(
-        config.target, dtype=compute_dtype, device=choose_device(ModelConfig(model=str(config.target)))
-    )
+    device = choose_device(ModelConfig(model=str(config.target)))
+    compute_dtype = choose_compute_dtype(config.run.compute_dtype, device)
+    target = load_transformers_model(config.target, dtype=compute_dtype, device=device)
     wanted = (
         config.head.mask_token_id if config.head.mask_token_id is not None or begin is None else begin.mask_token_id
     )
@@ -92,6 +92,7 @@ def prepare(config: TrainConfig, group: ProcessGroup, argv: Sequence[str] = ()) 
     if group.is_first:
         logger.info("%s", dataset.summary())
         logger.info("%s", vocabulary.summary())
+        logger.info("computing in %s", str(compute_dtype).removeprefix("torch."))
     cache = _feature_cache(config, target, geometry, fingerprint)
     head = build_head(target, geometry, vocabulary, options=config.head, seed=config.run.seed)
     if begin is None:
@@ -136,6 +137,18 @@ def choose_mask_token(wanted: int | None, tokenizer: Tokenizer, dataset: Dataset
     return free[-1]
 
 
+def choose_compute_dtype(name: ComputeDtype, device: torch.device) -> torch.dtype:
+    """The type of matrix products.
+
+    A processor without bfloat16 arithmetic emulates it, ten times as slowly as it computes in float32.
+    """
+    if name != "auto":
+        return _COMPUTE_DTYPES[name]
+    if device.type == "cpu" and not any(torch.cpu.get_capabilities().get(one) for one in _CPU_BFLOAT16):
+        return torch.float32
+    return torch.bfloat16
+
+
 def _check_lengths(dataset: Dataset, geometry: HeadConfig) -> None:
     longest = max(len(one.token_ids) for one in (*dataset.train, *dataset.held_out))
     if longest > geometry.max_position_embeddings:
@@ -151,7 +164,7 @@ def _feature_cache(config: TrainConfig, target: Any, geometry: HeadConfig, finge
         target, aux_layer_ids=geometry.aux_layer_ids, num_soft_targets=options.num_soft_targets
     )
     name = f"{fingerprint}-{'-'.join(map(str, geometry.aux_layer_ids))}-{options.num_soft_targets}"
-    if config.run.compute_dtype == "float32":  # the target computes other features then
+    if target.dtype == torch.float32:  # the target computes other features then
         name += "-float32"
     return FeatureCache(
         extractor,
