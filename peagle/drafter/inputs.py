@@ -17,12 +17,13 @@ how the rows are computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from peagle.attention.width_classes import width_classes
 from peagle.drafter.interface import DraftBatch
 from peagle.outputs import ScheduledSequence
 
@@ -103,8 +104,7 @@ def build_inputs(batch: DraftBatch, rules: SlotRules, shape: DraftShape | None =
     Args:
         batch: a verified step.
         rules: constants of the drafter.
-        shape: one grid of this shape, which must hold every sequence. None: decoding sequences share a grid as wide
-            as the widest of them, and longer chunks of prefills have grids of their own.
+        shape: one grid of this shape, which must hold every sequence. None: sequences of similar width share a grid.
     """
     slots = [
         _sequence_slots(batch, index, rules)
@@ -115,7 +115,8 @@ def build_inputs(batch: DraftBatch, rules: SlotRules, shape: DraftShape | None =
     if shape is not None:
         writer.add_grid(slots, shape)
     else:
-        for members in _group(slots, widest=2 * rules.num_speculative_tokens):
+        for grid in width_classes([one.width for one in slots]):
+            members = [slots[place] for place in grid]
             width = max(one.width for one in members)
             num_blocks = max(_num_blocks(one, rules) for one in members)
             writer.add_grid(members, DraftShape(num_seqs=len(members), width=width, num_blocks=num_blocks))
@@ -159,14 +160,6 @@ def _feature_rows(batch: DraftBatch, index: int, num_valid: int) -> IntArray:
     rows = np.array([*range(first, first + scheduled.num_known_tokens), *accepted], dtype=np.int64)
     assert len(rows) == num_valid
     return rows
-
-
-def _group(slots: Iterable[_SequenceSlots], *, widest: int) -> list[list[_SequenceSlots]]:
-    """Sequences that share a grid: all short ones, and long ones of equal width."""
-    groups: dict[int, list[_SequenceSlots]] = {}
-    for one in slots:
-        groups.setdefault(0 if one.width <= widest else one.width, []).append(one)
-    return list(groups.values())
 
 
 def _num_blocks(slots: _SequenceSlots, rules: SlotRules) -> int:

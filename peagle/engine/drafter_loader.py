@@ -216,21 +216,21 @@ def build_drafter(plan: DrafterPlan, head: DraftHead | None, sizes: DrafterSizes
         max_model_len=sizes.max_model_len,
         choice=_choice(plan, head),
     )
+    if sizes.padding.fixed_width is None:  # shapes cost nothing, so nothing is padded to them
+        return HeadDrafter(drafter=drafter)
     graphed = GraphedDrafter(drafter, padding=sizes.padding, capture=sizes.capture)
     return HeadDrafter(drafter=graphed, graph_stats=graphed.graph_stats)
 
 
 def _build_eagle3(plan: DrafterPlan, head: DraftHead, storage: KVStorage, sizes: DrafterSizes) -> HeadDrafter:
     passes = Eagle3Passes(head=head, attention=SdpaAttention(), storage=storage, max_model_len=sizes.max_model_len)
+    choice = DrawnTurn(head) if plan.draws_drafts else LikeliestTurn(head)
+    if sizes.padding.fixed_width is None:
+        return HeadDrafter(drafter=Eagle3Drafter(passes, num_speculative_tokens=plan.num_depths, choice=choice))
     graphed = GraphedPasses(
         passes, padding=sizes.padding, num_speculative_tokens=plan.num_depths, capture=sizes.capture
     )
-    drafter = Eagle3Drafter(
-        passes,
-        num_speculative_tokens=plan.num_depths,
-        choice=DrawnTurn(head) if plan.draws_drafts else LikeliestTurn(head),
-        runs=graphed,
-    )
+    drafter = Eagle3Drafter(passes, num_speculative_tokens=plan.num_depths, choice=choice, runs=graphed)
     return HeadDrafter(drafter=drafter, graph_stats=graphed.graph_stats)
 
 

@@ -1,9 +1,9 @@
 """From scheduled sequences to packed rows.
 
-A step's rows are sections: first the grid of decoding sequences (one row per known token or draft, padded to one
-width), then each chunk of a prefill as a grid of its own. If any drafts are a tree, the whole grid is one of trees, of
-which chains are a kind (`tree_rows`). Owns the order of rows and the padding. Refuses to know
-models; arrays are numpy, so that they are built once on the host and copied once.
+A step's rows are sections: first the decoding sequences (one row per known token or draft) as a grid padded to one
+width, or as a few where shapes are not captured; then each chunk of a prefill as a grid of its own. If any drafts of a
+grid are a tree, the whole grid is one of trees, of which chains are a kind (`tree_rows`). Owns the order of rows
+and the padding. Refuses to know models; arrays are numpy, so that they are built once on the host and copied once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle.attention.width_classes import width_classes
 from peagle.cuda_graphs.buckets import Buckets, GridShape, Span, split_spans
 from peagle.outputs import ScheduledSequence
 from peagle.runner.tree_rows import is_tree, parent_rows, row_positions
@@ -45,7 +46,7 @@ class PaddingPolicy:
     block_counts: Buckets
     draft_block_counts: Buckets  # a draft grid looks K - 1 slots further than the target's
     fixed_width: int | None  # K + 1 where shapes are captured; None: as wide as this step needs
-    may_split: bool  # several spans, where shapes are not captured
+    may_split: bool  # several grids and spans, where shapes are not captured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +106,12 @@ def build_input_batch(
     first_rows = [0] * len(scheduled)
     sections: list[Section] = []
     first_row = 0
-    if decoding:
-        decoding.sort(key=lambda i: -_num_blocks(scheduled[i], pool.block_size))
-        section = _decode_section(scheduled, decoding, pool, padding)
+    for members in _decode_grids(scheduled, decoding, padding):
+        section = _decode_section(scheduled, members, first_row, pool, padding)
         sections.append(section)
-        for slot, index in enumerate(decoding):
-            first_rows[index] = slot * section.shape.width
-        first_row = section.shape.num_rows
+        for slot, index in enumerate(section.indices):
+            first_rows[index] = first_row + slot * section.shape.width
+        first_row += section.shape.num_rows
     for index in chunks:
         section = _chunk_section(scheduled[index], index, first_row, pool)
         sections.append(section)
@@ -121,7 +121,7 @@ def build_input_batch(
         scheduled=scheduled,
         sections=tuple(sections),
         first_rows=tuple(first_rows),
-        is_decode_only=bool(decoding) and not chunks,
+        is_decode_only=len(sections) == 1 and not chunks,
     )
 
 
@@ -130,9 +130,24 @@ def _num_blocks(sequence: ScheduledSequence, block_size: int) -> int:
     return -(-(sequence.start + len(sequence.token_ids)) // block_size)
 
 
+def _decode_grids(
+    scheduled: tuple[ScheduledSequence, ...], decoding: list[int], padding: PaddingPolicy
+) -> list[list[int]]:
+    """Sequences that share a grid."""
+    if not padding.may_split:
+        return [decoding] if decoding else []
+    grids = width_classes([len(scheduled[i].token_ids) for i in decoding])
+    return [[decoding[place] for place in grid] for grid in grids]
+
+
 def _decode_section(
-    scheduled: tuple[ScheduledSequence, ...], order: list[int], pool: PagePool, padding: PaddingPolicy
+    scheduled: tuple[ScheduledSequence, ...],
+    members: list[int],
+    first_row: int,
+    pool: PagePool,
+    padding: PaddingPolicy,
 ) -> Section:
+    order = sorted(members, key=lambda i: -_num_blocks(scheduled[i], pool.block_size))
     counts = [_num_blocks(scheduled[i], pool.block_size) for i in order]
     width = padding.fixed_width or max(len(scheduled[i].token_ids) for i in order)
     if padding.may_split:
@@ -140,7 +155,7 @@ def _decode_section(
     else:
         spans = (Span(padding.batch_sizes.round_up(len(order)), padding.block_counts.round_up(counts[0])),)
     shape = GridShape(width, spans)
-    return _fill_section([scheduled[i] for i in order], tuple(order), shape, 0, pool)
+    return _fill_section([scheduled[i] for i in order], tuple(order), shape, first_row, pool)
 
 
 def _chunk_section(sequence: ScheduledSequence, index: int, first_row: int, pool: PagePool) -> Section:

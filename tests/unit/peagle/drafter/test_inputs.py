@@ -77,22 +77,26 @@ def test_last_chunk_drafts() -> None:
     assert inputs.logits_rows.tolist() == [[2, 3, 4]]
 
 
-def test_short_sequences_share_a_grid_and_long_ones_do_not() -> None:
+def test_sequences_of_similar_width_share_a_grid() -> None:
     decode = scheduled(6, [5, 6], num_draft_tokens=1)
+    shorter = scheduled(2, [5])
     quiet = scheduled(2, [5], max_next_drafts=0)
     long_chunk = scheduled(0, list(range(9)), is_sampling=False, next_token_id=9)
     twin = scheduled(8, list(range(9)), is_sampling=False, next_token_id=9)
-    inputs = build_inputs(batch_of((decode, [6, 7]), (long_chunk, []), (quiet, [8]), (twin, [])), RULES)
-    short, long = inputs.grids
-    assert (short.first_row, long.first_row) == (0, 8)
-    assert short.positions.tolist() == [[6, 7, 8, 9], [2, 0, 0, 0]]
-    assert inputs.slot_mapping[4:8].tolist() == [2, NULL, NULL, NULL]
-    assert inputs.token_ids[:8].tolist() == [6, 7, MASK, MASK, 8, MASK, MASK, MASK]
-    assert inputs.feature_rows[:8].tolist() == [0, 1, 50, 50, 11, 50, 50, 50]
-    assert short.block_tables.tolist() == [[0, 1, 2], [0, NULL // 4, NULL // 4]]
+    batch = batch_of((decode, [6, 7]), (long_chunk, []), (quiet, [8]), (twin, []), (shorter, [8]))
+    inputs = build_inputs(batch, RULES)
+    long, short, plain = inputs.grids
+    assert (long.first_row, short.first_row, plain.first_row) == (0, 18, 26)
     assert long.positions[:, 0].tolist() == [0, 8]
-    assert inputs.feature_rows[8:].tolist() == [*range(2, 11), *range(12, 21)]
-    assert inputs.drafting == (0,)
+    assert inputs.feature_rows[:18].tolist() == [*range(2, 11), *range(12, 21)]
+    assert short.positions.tolist() == [[6, 7, 8, 9], [2, 3, 4, 0]]
+    assert inputs.slot_mapping[22:26].tolist() == [2, 3, 4, NULL]
+    assert inputs.token_ids[18:26].tolist() == [6, 7, MASK, MASK, 8, MASK, MASK, MASK]
+    assert inputs.feature_rows[18:26].tolist() == [0, 1, 50, 50, 21, 50, 50, 50]
+    assert short.block_tables.tolist() == [[0, 1, 2], [0, 1, NULL // 4]]
+    assert plain.positions.tolist() == [[2]]
+    assert inputs.drafting == (0, 4)
+    assert inputs.logits_rows.tolist() == [[19, 20, 21], [22, 23, 24]]
 
 
 def test_fewer_drafts_than_k() -> None:

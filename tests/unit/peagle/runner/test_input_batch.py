@@ -54,6 +54,23 @@ def scheduled_sequences(draw: st.DrawFn) -> tuple[ScheduledSequence, ...]:
     return tuple(scheduled)
 
 
+def decoding_sequence(seq_id: int, num_drafts: int) -> ScheduledSequence:
+    """One known token, and a chain of drafts."""
+    return ScheduledSequence(
+        seq_id=seq_id,
+        start=8,
+        token_ids=[5] * (1 + num_drafts),
+        num_draft_tokens=num_drafts,
+        is_sampling=True,
+        next_token_id=None,
+        max_next_drafts=0,
+        block_table=[4 * seq_id + block for block in range(4)],
+        drafter_block_table=(),
+        params=SamplingParams(),
+        seed=0,
+    )
+
+
 def pack(scheduled: tuple[ScheduledSequence, ...], policy: str) -> InputBatch:
     return build_input_batch(scheduled, POOL, PADDINGS[policy](SIZES), max_width=MAX_WIDTH)
 
@@ -125,12 +142,20 @@ def test_every_row_is_right(policy: str, scheduled: tuple[ScheduledSequence, ...
 def test_sections_hold_every_sequence_once(policy: str, scheduled: tuple[ScheduledSequence, ...]) -> None:
     batch = pack(scheduled, policy)
     decoding = {i for i, s in enumerate(scheduled) if s.is_sampling and len(s.token_ids) <= MAX_WIDTH}
-    sections = list(batch.sections)
-    if decoding:
-        assert set(sections.pop(0).indices) == decoding
-    assert [section.indices for section in sections] == [(i,) for i in range(len(scheduled)) if i not in decoding]
-    assert sum(len(section.indices) for section in batch.sections) == len(scheduled)
-    assert batch.is_decode_only == (len(decoding) == len(scheduled))
+    chunks = [i for i in range(len(scheduled)) if i not in decoding]
+    grids = batch.sections[: len(batch.sections) - len(chunks)]
+    assert sorted(i for section in grids for i in section.indices) == sorted(decoding)
+    assert [section.indices for section in batch.sections[len(grids) :]] == [(i,) for i in chunks]
+    assert len(grids) <= 1 or policy == "eager"
+    assert batch.is_decode_only == (len(grids) == 1 and not chunks)
+
+
+def test_a_sequence_with_many_drafts_makes_no_rows_for_the_others() -> None:
+    """Where shapes are not captured: a fixed shape is as wide for everybody."""
+    scheduled = tuple(decoding_sequence(seq_id, num_drafts) for seq_id, num_drafts in enumerate((0, 3, 0, 0)))
+    widths = [(section.shape.width, section.indices) for section in pack(scheduled, "eager").sections]
+    assert widths == [(4, (1,)), (1, (0, 2, 3))]
+    assert [section.shape.width for section in pack(scheduled, "fixed").sections] == [MAX_WIDTH]
 
 
 @pytest.mark.parametrize("policy", PADDINGS)
