@@ -63,8 +63,8 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # /health means "restart me": some supervisors act on it, so a long start must not count against it. Its /ready sibling
 # is for those who wait for the model.
-HEALTHCHECK --interval=15s --timeout=5s --retries=3 \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ['PEAGLE_PORT']}/health\", timeout=4)"]
+HEALTHCHECK --interval=30s --timeout=5s --retries=3 \
+    CMD ["peagle", "health"]
 # Exec form: the server is process 1 and gets SIGTERM itself, upon which it drains.
 ENTRYPOINT ["peagle"]
 CMD ["serve"]

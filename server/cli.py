@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from peagle.errors import ConfigError, PeagleError
-from server.commands import chat, fetch, serve, train, version
+from server.commands import chat, fetch, health, serve, train, version
 from server.commands.command_parser import CommandParser
 
 
@@ -32,7 +32,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(prog="peagle", description="An OpenAI-compatible LLM server with invisible speculation.")
     parser.add_argument("--version", action="version", version=f"peagle {version.installed_version('peagle')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, chat, fetch):
+    for command in (serve, chat, health, fetch):
         command.add_parser(subparsers)
     train.add_parser(subparsers)
     subparsers.add_parser(

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from peagle.attention.backend import AttentionBackend
 from peagle.attention.metadata import AttentionMetadata
 from peagle.kv_cache.storage import KVStorage
-from peagle.layers.linear import PackedLinear, fuse_linears
+from peagle.layers.linear import PackedLinear, fuse_linears, pad_to_even
 from peagle.models.interface import TargetOutput
 from peagle.models.transformers_target import geometry_of
 
@@ -70,6 +70,7 @@ class FusedTarget:
         self._num_heads: int = config.num_attention_heads
         self._eps: float = config.rms_norm_eps
         self.dtype: torch.dtype = torch.float32 if packed else model.dtype
+        self._pad: Linear = pad_to_even if packed else lambda rows: rows
         self._rotary = model.model.rotary_emb
         # a copy: the loaded tensor is a view of the mapped checkpoint file and would keep all of it in memory
         self._embedding = model.model.embed_tokens.weight.detach().clone()  # [vocab_size, hidden_size]
@@ -80,9 +81,13 @@ class FusedTarget:
     def forward(
         self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, storage: KVStorage
     ) -> TargetOutput:
-        """Run every layer over the rows, writing their keys and values. See `TargetModel.forward`."""
-        hidden = self._embedding.index_select(0, input_ids).to(self.dtype)  # [num_rows, hidden_size]
-        cos, sin = self._rotation(hidden, positions)
+        """Run every layer over the rows, writing their keys and values. See `TargetModel.forward`.
+
+        Padding is added once, here, and after attention, which has no output for it.
+        """
+        num_rows = input_ids.shape[0]
+        hidden = self._pad(self._embedding.index_select(0, input_ids).to(self.dtype))  # [num_padded, hidden_size]
+        cos, sin = self._rotation(hidden, self._pad(positions))
         taps: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             if index in self._tap_layer_ids:
@@ -91,8 +96,8 @@ class FusedTarget:
             hidden = hidden.add_(self._mlp(layer, hidden))
         if len(self._layers) in self._tap_layer_ids:
             taps.append(hidden)
-        features = torch.cat(taps, -1) if taps else None
-        return TargetOutput(hidden=self._norm(hidden, self._final_norm), features=features)
+        features = torch.cat(taps, -1)[:num_rows] if taps else None
+        return TargetOutput(hidden=self._norm(hidden[:num_rows], self._final_norm), features=features)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of selected rows: [num_selected, hidden_size] -> [num_selected, vocab_size]."""
@@ -125,16 +130,17 @@ class FusedTarget:
             rotated = torch.cat([self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)], 1)
         half_turned = rotated.roll(geometry.head_dim // 2, -1)
         rotated = torch.addcmul(rotated * cos, half_turned, sin)
+        num_rows = metadata.num_rows
         attended = self._backend(
-            rotated[:, : self._num_heads],
-            rotated[:, self._num_heads :],
-            heads[:, num_rotated:],
+            rotated[:num_rows, : self._num_heads],
+            rotated[:num_rows, self._num_heads :],
+            heads[:num_rows, num_rotated:],
             storage.layers[index],
             metadata,
             scaling=geometry.head_dim**-0.5,
             sliding_window=layer.sliding_window,
         )
-        return layer.output(attended.flatten(1))
+        return layer.output(self._pad(attended.flatten(1)))
 
     def _mlp(self, layer: FusedLayer, hidden: Tensor) -> Tensor:
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, -1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.cli import main
 from tests.builders.server import DEADLINE_S, chat_body, live_server
 from tests.fakes import ScriptedEngine
 
@@ -45,3 +46,10 @@ def test_https_streams_and_refuses_as_http_does(certificate: tuple[Path, Path]) 
                 answer += chunk
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b'"malformed_http"' in answer
+
+
+def test_the_health_command_speaks_tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = certificate
+    monkeypatch.setenv("PEAGLE_SSL_CERTFILE", str(cert))
+    with live_server(ScriptedEngine(), ssl_certfile=str(cert), ssl_keyfile=str(key)) as server:
+        assert main(["health", "--port", server.url.rsplit(":", 1)[1]]) == 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.errors import ModelLoadError
-from peagle.layers.linear import PackedLinear, fuse_linears, pack_linears
+from peagle.layers.linear import PackedLinear, even_row_count, fuse_linears, pack_linears, pad_to_even
 
 SHAPES = [(960, 576), (3072, 576), (576, 1536)]  # SmolLM2-135M: out_features, in_features
 
@@ -22,12 +22,32 @@ def test_a_row_does_not_depend_on_the_batch(shape: tuple[int, int]) -> None:
     rows = torch.randn(40, shape[1], generator=torch.Generator().manual_seed(1))
     alone = torch.cat([linear(rows[i : i + 1]) for i in range(40)])
     for num_rows in range(1, 41):
+        assert linear(rows[:num_rows]).shape == (num_rows, shape[0])
         assert torch.equal(linear(rows[:num_rows]), alone[:num_rows])
         assert torch.equal(linear(rows[40 - num_rows :]), alone[40 - num_rows :])
     wild = rows.clone()
     wild[1::2] = 1e30
     wild[2::4] = float("nan")
     assert torch.equal(linear(wild)[::4], alone[::4])
+
+
+def test_long_chunks_have_the_bits_of_single_rows_too() -> None:
+    """Every remainder that FBGEMM's blocks of 120 rows can leave."""
+    linear = PackedLinear(random_weight((64, 64)))
+    rows = torch.randn(260, 64, generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([linear(rows[i : i + 1]) for i in range(260)])
+    for num_rows in range(41, 261):
+        assert torch.equal(linear(rows[:num_rows]), alone[:num_rows])
+
+
+def test_padding_repeats_the_last_row_and_is_little() -> None:
+    rows = torch.randn(500, 4, generator=torch.Generator().manual_seed(1))
+    for num_rows in range(1, 501):
+        padded = pad_to_even(rows[:num_rows])
+        assert len(padded) == even_row_count(num_rows) == even_row_count(len(padded))
+        assert num_rows <= len(padded) <= num_rows + 2
+        assert torch.equal(padded[:num_rows], rows[:num_rows])
+        assert (padded[num_rows:] == rows[num_rows - 1]).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
