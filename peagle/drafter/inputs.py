@@ -67,13 +67,15 @@ class DraftInputs:
     feature_rows: IntArray  # [T], rows of the target's features; the row after the last one stands for the mask
     slot_mapping: IntArray  # [T]
     grids: tuple[SlotGrid, ...]
-    logits_rows: IntArray  # [D, K], row of each draft; the newest slot's row where none was asked for
+    # Row of each draft, [D, K], or as many columns as the most drafts that are asked for where no shape is fixed; the
+    # newest slot's row where none was asked for.
+    logits_rows: IntArray
     drafting: tuple[int, ...]  # entries of `scheduled` that draft, ascending, in the order of `logits_rows`
     num_drafts: tuple[int, ...]  # depths to draft, for each of them: for a chain its drafts
 
     @property
     def unasked(self) -> npt.NDArray[np.bool_]:
-        """Which drafts nobody asked for, [len(drafting), K]."""
+        """Which drafts nobody asked for, as wide as `logits_rows`."""
         depths = np.arange(self.logits_rows.shape[1])
         return depths >= np.array(self.num_drafts, dtype=np.int64)[:, None]
 
@@ -223,7 +225,9 @@ class _RowWriter:
         order = sorted(range(len(self._drafting)), key=self._drafting.__getitem__)  # grids do not follow `scheduled`
         rows = np.array([self._logits_rows[i] for i in order], dtype=np.int64)
         rows = rows.reshape(-1, self._rules.num_speculative_tokens)
-        if num_drafting is not None:
+        if num_drafting is None:  # a product with the draft vocabulary for a draft that nobody asked for is waste
+            rows = rows[:, : max(self._num_drafts, default=self._rules.num_speculative_tokens)]
+        else:
             rows = np.pad(rows, ((0, num_drafting - len(rows)), (0, 0)))
         return DraftInputs(
             token_ids=_concatenate(self._token_ids),

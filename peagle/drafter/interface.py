@@ -34,10 +34,10 @@ class DraftProposal:
     """What a drafter proposes for the next step."""
 
     indices: tuple[int, ...]  # which entries of `scheduled` have drafts, ascending
-    draft_token_ids: Tensor  # [len(indices), K] int64 on the device; -1 where none was asked for
-    confidences: Tensor | None = None  # [len(indices), K], the drafter's estimate that a draft is accepted
+    draft_token_ids: Tensor  # [len(indices), at most K] int64 on the device; -1 where none was asked for
+    confidences: Tensor | None = None  # as wide, the drafter's estimate that a draft is accepted
     parents: tuple[tuple[int, ...], ...] | None = None  # for each index, of each draft its parent; None: chains
-    draft_probs: Tensor | None = None  # [len(indices), K, V], what each draft was drawn from, 0 if it was not drawn
+    draft_probs: Tensor | None = None  # [len(indices), as wide, V], what each was drawn from, 0 if not drawn
 
 
 class Drafter(Protocol):

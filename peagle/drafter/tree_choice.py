@@ -78,8 +78,10 @@ class TreeChoice:
                 best_first_tree(scores, token_ids[row][:num_depths], max_num_nodes=min(asked, self._spec.num_nodes))
             )
         self._candidates = {
-            batch.scheduled[index].seq_id: _Candidates(position=_next_position(batch, index), token_ids=token_ids[row])
-            for row, index in enumerate(inputs.drafting)
+            batch.scheduled[index].seq_id: _Candidates(
+                position=_next_position(batch, index), token_ids=token_ids[row][:num_depths]
+            )
+            for row, (index, num_depths) in enumerate(zip(inputs.drafting, inputs.num_drafts, strict=True))
         }
         return _to_proposal(inputs.drafting, trees)
 

@@ -103,9 +103,21 @@ def test_fewer_drafts_than_k() -> None:
     sequence = scheduled(6, [5], max_next_drafts=2)
     inputs = build_inputs(batch_of((sequence, [6])), RULES)
     assert inputs.token_ids.tolist() == [6, MASK]
-    assert inputs.logits_rows.tolist() == [[0, 1, 0]]
+    assert inputs.logits_rows.tolist() == [[0, 1]]
     assert inputs.num_drafts == (2,)
-    assert inputs.unasked.tolist() == [[False, False, True]]
+    assert not inputs.unasked.any()
+
+
+def test_unequal_numbers_of_drafts() -> None:
+    """As many logits as the most drafts that anyone asks for; at a fixed shape always K."""
+    few, many = scheduled(6, [5], max_next_drafts=1), scheduled(6, [5], max_next_drafts=2)
+    inputs = build_inputs(batch_of((few, [6]), (many, [6])), RULES)
+    newest, masked = inputs.logits_rows[1].tolist()
+    assert inputs.logits_rows.tolist() == [[inputs.logits_rows[0, 0]] * 2, [newest, newest + 1]]
+    assert masked == newest + 1
+    assert inputs.unasked.tolist() == [[False, True], [False, False]]
+    fixed = build_inputs(batch_of((few, [6]), (many, [6])), RULES, DraftShape(num_seqs=2, width=6, num_blocks=4))
+    assert fixed.logits_rows.tolist() == [[0, 0, 0], [6, 7, 6]]
 
 
 @pytest.mark.parametrize(("start", "num_slots"), [(28, 3), (30, 2), (31, 1)])

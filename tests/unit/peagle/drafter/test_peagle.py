@@ -88,13 +88,14 @@ def check_step(drafter: PEagleDrafter, histories: list[DraftHistory], steps: lis
     proposal = drafter.propose(batch)
     inputs = drafter.lay_out(batch)
     logits = drafter.draft_logits(batch.features, drafter.to_tensors(inputs))
-    logits = logits.view(len(inputs.drafting), drafter.num_speculative_tokens, -1) if inputs.drafting else logits
+    logits = logits.view(*inputs.logits_rows.shape, -1) if inputs.drafting else logits
     for i, index in enumerate(proposal.indices):
         history, num_drafts = histories[index], inputs.num_drafts[i]
         expected = reference_drafts(drafter.head, history.token_ids, history.features[: history.start], num_drafts)
         assert (logits[i, :num_drafts] - expected.logits).abs().max() < TOLERANCE
         draft_ids = drafter.head.to_target_ids(expected.logits.argmax(-1)).tolist()
-        assert proposal.draft_token_ids[i].tolist() == draft_ids + [-1] * (drafter.num_speculative_tokens - num_drafts)
+        width = max(inputs.num_drafts)
+        assert proposal.draft_token_ids[i].tolist() == draft_ids + [-1] * (width - num_drafts)
     asked = [i for i, step in enumerate(steps) if step.scheduled.max_next_drafts > 0]
     assert list(proposal.indices) == asked
     for history in histories:

@@ -120,6 +120,19 @@ def test_what_the_target_says_is_measured() -> None:
     assert choice.rates() == after
 
 
+def test_a_depth_that_nobody_asked_for_is_not_measured() -> None:
+    """What stands in its place are the logits of another slot."""
+    choice = TreeChoice(HEAD, SPEC)
+    before = choice.rates()
+    logits = logits_of([3, 4, 5], [6, 7, 8])
+    first = int(HEAD.to_target_ids(torch.tensor(3)))
+    propose(choice, logits, scheduled(0, start=5, max_next_drafts=1), [9], 1)
+    propose(choice, logits, scheduled(0, start=6), [first, 9])
+    after = choice.rates()
+    assert after[0][0] > before[0][0]
+    assert after[1] == before[1]
+
+
 def test_measured_rates_decide_between_equals() -> None:
     """Two candidates that the head finds equally likely: the rank that is right more often comes first."""
     choice = TreeChoice(HEAD, SPEC)
