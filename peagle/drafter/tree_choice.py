@@ -71,18 +71,15 @@ class TreeChoice:
         log_probs: list[list[list[float]]] = picked["log_probs"][:num_drafting].tolist()
         measured = self._calibration.scores()
         trees = []
+        self._candidates = {}
         for row, (index, num_depths) in enumerate(zip(inputs.drafting, inputs.num_drafts, strict=True)):
-            asked = batch.scheduled[index].max_next_drafts
+            scheduled, candidates = batch.scheduled[index], token_ids[row][:num_depths]
+            max_num_nodes = min(scheduled.max_next_drafts, self._spec.num_nodes)
             scores = _scores(log_probs[row][:num_depths], measured)
-            trees.append(
-                best_first_tree(scores, token_ids[row][:num_depths], max_num_nodes=min(asked, self._spec.num_nodes))
+            trees.append(best_first_tree(scores, candidates, max_num_nodes=max_num_nodes))
+            self._candidates[scheduled.seq_id] = _Candidates(
+                position=_next_position(batch, index), token_ids=candidates
             )
-        self._candidates = {
-            batch.scheduled[index].seq_id: _Candidates(
-                position=_next_position(batch, index), token_ids=token_ids[row][:num_depths]
-            )
-            for row, (index, num_depths) in enumerate(zip(inputs.drafting, inputs.num_drafts, strict=True))
-        }
         return _to_proposal(inputs.drafting, trees)
 
     def _observe(self, batch: DraftBatch) -> None:
